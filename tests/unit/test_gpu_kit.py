@@ -21,7 +21,7 @@ import pytest
 
 import deploy.gpu.run as run_module
 from deploy.gpu import graphs
-from deploy.gpu.calls import GPU, REHEARSAL, KitPart, calls
+from deploy.gpu.calls import GPU, REHEARSAL, KitPart, Sizes, calls
 from deploy.gpu.run import ENVIRONMENT, TIMED_OUT, Call, wrong_products
 from research.bench.gpu.ops import wrong_elements
 from research.bench.gpu.profile import each_once, last_step, read_kernels
@@ -320,35 +320,66 @@ def test_plugins_of_others_and_warnings_fail_no_test_of_the_kit(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def rehearse(number: int, results: Path, theirs: str, *flags: str) -> list[dict[str, Any]]:
+    """Make a call on a processor, which must succeed; return the ends of its parts."""
+    command = [sys.executable, "-m", "deploy.gpu.run", str(number), str(results)]
+    done = subprocess.run(
+        [*command, "--device", "cpu", *flags],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": theirs},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + (results / f"call-{number}.log").read_text()
+    lines = [*map(json.loads, (results / f"call-{number}.jsonl").read_bytes().splitlines())]
+    assert all(line.get("ok", True) for line in lines)
+    return [line for line in lines if line["key"] == "end"]
+
+
+def report_of(results: Path) -> tuple[str, Path]:
+    """The page of the report, and where it is."""
+    folder = results.parent
+    command = [sys.executable, "-m", "research.bench.gpu.report", str(results), str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (page,) = folder.glob("*-gpu.md")
+    return page.read_text().replace("random d 256 | ", ""), page
+
+
+def test_a_call_runs_on_a_processor_and_is_reported(theirs: str, tmp_path: Path) -> None:
+    """Of its parts those that an engine needs most; `make test-all` has all of every call."""
+    results = tmp_path / "results"
+    ends = rehearse(1, results, theirs, "--parts=(products|decode|pytorch) ")
+    assert [end["part"] for end in ends] == [
+        *("machine", "opening", "products 256", "decode 256", "pytorch eager 256"),
+    ]
+    page, path = report_of(results)
+    assert "| srm | bfloat16 | 16 |" in page and "| PyTorch eager | bfloat16 | 16 |" in page
+    assert path.with_suffix(".svg").exists()
+
+
+@pytest.mark.parametrize("sizes", [GPU, REHEARSAL])
+def test_every_part_has_settings_that_it_can_read(sizes: Sizes) -> None:
+    for item in (item for parts in calls(sizes, "graphs").values() for item in parts):
+        if item.arguments is None:
+            msgspec.convert({**TASK, **sizes.common, **item.settings}, Task)
+
+
+@pytest.mark.slow
 def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
     theirs: str, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
     for number in (1, 2, 3):
-        command = [sys.executable, "-m", "deploy.gpu.run", str(number), str(results)]
-        done = subprocess.run(
-            [*command, "--device", "cpu"],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": theirs},
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + (results / f"call-{number}.log").read_text()
-        lines = (results / f"call-{number}.jsonl").read_bytes().splitlines()
-        parts = calls(REHEARSAL, "")[number]
-        ends = [load for load in map(json.loads, lines) if load["key"] == "end"]
+        ends, parts = rehearse(number, results, theirs), calls(REHEARSAL, "")[number]
         assert [item["part"] for item in ends] == [item.name for item in parts]
         left_out = {item["part"] for item in ends if "left_out" in item}
         assert left_out == {item.name for item in parts if item.needs_gpu or is_missing(item)}
-        assert all(load.get("ok", True) for load in map(json.loads, lines))
-    command = [sys.executable, "-m", "research.bench.gpu.report", str(results), str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (report,) = tmp_path.glob("*-gpu.md")
+    page, path = report_of(results)
     for shown in (
         *("PyTorch eager | bfloat16 | 16", "srm | bfloat16 | 16", "parked halfway"),
         *("proj_in | bfloat16 | 256 | 65 | yes", "call-3 | decode float8 256 | left out"),
         "256 | 2 | 4 × 2 | whole",
     ):
-        assert f"| {shown} |" in report.read_text().replace("random d 256 | ", "")
-    assert report.with_suffix(".svg").exists()
+        assert f"| {shown} |" in page
+    assert path.with_suffix(".svg").exists()

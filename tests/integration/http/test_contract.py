@@ -64,7 +64,7 @@ VARIED = [
     if (call.body or (call.path_parameters and mode is GenerationMode.POSITIVE))
     and not (mode is GenerationMode.NEGATIVE and label in FORMS | ALIASES)
 ]
-QUICK, MANY = 16, 400
+QUICK, MORE, MANY = 6, 16, 400
 """Cases of an operation and a mode, times 3; times 6 where there are streams."""
 CHAT, SEVERAL = "POST /v1/chat/completions", "POST /v1/chat/completions/batch"
 """Requests of the second one are drawn as those of the first: lists of lists take minutes."""
@@ -175,7 +175,9 @@ def check_operation(running: Server, label: str, mode: GenerationMode, num_cases
     assert statuses[STREAMED] or OPERATION[label].events is None
 
 
-@pytest.mark.parametrize("num_cases", [QUICK, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_cases", [QUICK, *(pytest.param(count, marks=pytest.mark.slow) for count in (MORE, MANY))]
+)
 @pytest.mark.parametrize(("label", "mode"), VARIED)
 def test_requests_near_the_document(
     small_server: Server, label: str, mode: GenerationMode, num_cases: int

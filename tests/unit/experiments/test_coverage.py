@@ -381,7 +381,7 @@ def questions(tmp_path: Path) -> list[str]:
 
 def test_questions_of_files_are_learned_and_answered(questions: list[str], tmp_path: Path) -> None:
     places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
-    assert main(["coverage", *TINY, *places, *questions]) == 0
+    assert main(["coverage", *TINY, *places, *questions, "--samples=5", "--seeds=0"]) == 0
     (path,) = (tmp_path / "output").glob("*-experiment-coverage.json")
     results = json.loads(path.read_text())["results"]
     assert all(len(seed["right"]) == 6 for kind in MODELS for seed in results[kind])

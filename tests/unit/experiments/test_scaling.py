@@ -90,8 +90,8 @@ def test_learning_rates_fall_with_the_root_of_the_width() -> None:
 def test_tokens_held_are_measured_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["--widths=8,16", "--copied=1,2", "--ids=3", "--steps=300", "--rows=8"]
-    flags += ["--learning-rate=2e-3"]
+    flags = ["--widths=8,16", "--copied=1,2", "--ids=3", "--steps=80", "--rows=4"]
+    flags += ["--learning-rate=1e-2", "--num-layers=1", "--seeds=0"]
     record, text, picture = run_twice("capacity", flags, tmp_path / "out", monkeypatch)
     assert list(record["results"]) == ["8 1", "8 2", "16 1", "16 2"]
     for name, (run,) in record["results"].items():
@@ -100,7 +100,7 @@ def test_tokens_held_are_measured_and_shown(
         assert run["held"] == pytest.approx(held) and held <= copied
     (run,) = record["results"]["16 1"]
     assert run["accuracy"] > 0.9 and run["held"] > 0.5  # one token is learned
-    assert "\n| 16 | 32 | " in text and "<!-- d 16 -->" in picture
+    assert "\n| 16 | 16 | " in text and "<!-- d 16 -->" in picture
     assert "is 0.925 tokens a number" in text
 
 
