@@ -16,6 +16,8 @@ BIN := .venv/bin
 SOURCES := engine server training loadtest research deploy tests srm
 MOJO := mojo_kernels
 
+unexport PYTHONDONTWRITEBYTECODE  # set in many images: each process of a test would compile all that it imports
+
 .DEFAULT_GOAL := help
 .PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz measures mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load-setup load attack peers-setup peers docs locks graphs wheel check clean
 
