@@ -102,11 +102,11 @@ attack: .venv/dev  ## half an hour of random requests, kills, full disks, flippe
 	.venv-clients/bin/pip install --progress-bar on -r requirements/torch.lock
 	@touch $@
 
-.venv-agents/ready: requirements/agents.lock tests/clients/programs/package-lock.json
+.venv-agents/ready: requirements/agents.lock tests/clients/programs/node/package-lock.json
 	$(PYTHON) -m venv .venv-agents
 	@echo "Installing agents and makers of typed outputs, whose versions do not go with those (0.2 GB, once) ..."
 	.venv-agents/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements/agents.lock
-	mkdir -p .venv-agents/node && cp tests/clients/programs/package*.json .venv-agents/node
+	mkdir -p .venv-agents/node && cp tests/clients/programs/node/package*.json .venv-agents/node
 	! command -v npm || npm ci --no-audit --no-fund --prefix .venv-agents/node
 	@touch $@
 

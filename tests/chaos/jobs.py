@@ -123,7 +123,7 @@ class KilledServer:
         model: Path,
         data_dir: Path,
         *flags: str,
-        engine_module: str = "tests.kit.engines.numpy_engine",
+        engine_module: str = "tests.kit.processes.numpy_engine",
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ from tests.chaos.jobs import (
     wait_for,
     wait_for_results,
 )
-from tests.kit.engines.held_engine import held
+from tests.kit.processes.held_engine import held
 from tests.kit.serving import SERVER_FLAGS
 
 NUM_LINES = 200
@@ -40,7 +40,9 @@ def some_lines() -> list[dict[str, Any]]:
 def started(model: Path, data: Path, log: Path | None = None) -> KilledServer:
     """Results are seen as soon as they are there, so that kills come when they are to."""
     flags = (*SERVER_FLAGS, "--batch-fsync-s=0")
-    return KilledServer(model, data, *flags, engine_module="tests.kit.engines.held_engine", log=log)
+    return KilledServer(
+        model, data, *flags, engine_module="tests.kit.processes.held_engine", log=log
+    )
 
 
 def damage(data: Path, batch: BatchRecord) -> None:

@@ -129,7 +129,7 @@ def printed_by_node(tmp_path: Path) -> Printed:
         pytest.skip("there is no node here")
 
     def last_line(program: str, *arguments: str) -> Any:
-        text = (PROGRAMS / f"{program}.mjs").read_text()
+        text = (PROGRAMS / "node" / f"{program}.mjs").read_text()
         done = subprocess.run(
             ["node", "--input-type=module", "-", *arguments],
             cwd=table.NODE,  # where imports are looked for

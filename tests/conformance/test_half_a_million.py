@@ -18,8 +18,8 @@ from srm.engine.device.state_pool import slot_bytes
 from srm.engine.messages import Output, Request
 from tests.kit.engines.making import ints, request_of
 from tests.kit.engines.numpy_runner import tiny_weights
-from tests.kit.engines.run_engine import run
 from tests.kit.models.demo import afresh, engine_on_max
+from tests.kit.processes.run_engine import run
 
 MODEL = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=16, vocab_size=256)
 NUM_REQUESTS, SAMPLES, MAX_TOKENS = 500, 1_000, 10

@@ -112,7 +112,7 @@ def hook(event, arguments):
         hosts.add(str(arguments[0]))
 sys.addaudithook(hook)
 from srm.server.supervise.launch import main
-code = main(sys.argv[1:], engine_module="tests.kit.engines.numpy_engine")
+code = main(sys.argv[1:], engine_module="tests.kit.processes.numpy_engine")
 print(json.dumps({"hosts": sorted(hosts)}))
 sys.exit(code)
 """

@@ -13,8 +13,8 @@ from srm.engine.process.engine import Engine
 from srm.engine.scheduler.parking import parkable
 from srm.engine.state.parked import Parked, merged
 from tests.kit.engines.making import request_of
-from tests.kit.engines.run_engine import run, tokens
 from tests.kit.models.demo import afresh, engine_on_max, prompts
+from tests.kit.processes.run_engine import run, tokens
 
 HALFWAY = 6
 """Steps until most samples have said some of their tokens, but all of them none of their end."""

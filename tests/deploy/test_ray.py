@@ -26,7 +26,7 @@ from srm.server.commands.batch_input import open_input
 from srm.server.commands.batch_results import job_name
 from tests.kit.serving import ROOT, write_text_model
 
-ENGINE = "tests.kit.engines.numpy_engine"
+ENGINE = "tests.kit.processes.numpy_engine"
 LINES = [
     b'{"prompt": "the cat", "max_tokens": 5, "custom_id": "a"}',
     b"",

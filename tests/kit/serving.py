@@ -109,7 +109,7 @@ class Server:
         self,
         folder: Path,
         *flags: str,
-        engine_module: str = "tests.kit.engines.numpy_engine",
+        engine_module: str = "tests.kit.processes.numpy_engine",
         start_s: float = _START_S,
         loop_timeout_s: float = LOOP_TIMEOUT_S,
     ) -> None:

@@ -47,8 +47,8 @@ from srm.engine.steps.tokens import from_wire
 from srm.errors import InvalidRequest, Overloaded
 from tests.kit.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
 from tests.kit.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
-from tests.kit.engines.run_engine import alone
 from tests.kit.engines.strategies import EMITS, MAX_N, alike, configs, requests, tokens
+from tests.kit.processes.run_engine import alone
 
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too

@@ -25,8 +25,8 @@ from srm.engine.process.engine import Engine
 from tests.kit.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
 from tests.kit.engines.making import floats, ints, request_of
 from tests.kit.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
-from tests.kit.engines.run_engine import alone
 from tests.kit.engines.strategies import configs
+from tests.kit.processes.run_engine import alone
 
 VERSIONS = [tiny_weights(seed) for seed in range(3)]
 HEADER = np.random.default_rng(3).integers(0, 31, 40).tolist()

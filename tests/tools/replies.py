@@ -1,7 +1,7 @@
 """`python -m tests.tools.replies URL FILE` asks a server 732 things and writes what it replied.
 
 Two commits answer alike if the files are the same: `diff` shows where not. The server runs
-tests.kit.engines.numpy_engine on the model of `tests.kit.serving.write_text_model`, or any other,
+tests.kit.processes.numpy_engine on the model of `tests.kit.serving.write_text_model`, or any other,
 on a new
 data folder. Times, ids and ports are replaced, and a stream, whose events depend on time, becomes
 its first and last event with the choices joined. Uses only the standard library, so that it runs

@@ -60,13 +60,13 @@ def as_jsonl(lines: list[Record]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def run(folder: Path, *flags: str, engine: str = "tests.kit.engines.numpy_engine") -> int:
+def run(folder: Path, *flags: str, engine: str = "tests.kit.processes.numpy_engine") -> int:
     """In this process, with an engine of its own."""
     return main([f"--model={folder}", *FLAGS, *flags], engine_module=engine)
 
 
 def start(
-    folder: Path, *flags: str, engine: str = "tests.kit.engines.numpy_engine", **options: Any
+    folder: Path, *flags: str, engine: str = "tests.kit.processes.numpy_engine", **options: Any
 ) -> subprocess.Popen[bytes]:
     program = (
         "import sys; from srm.server.commands.batch import main\n"
@@ -307,7 +307,7 @@ def test_lines_under_way_go_on_at_their_tokens(text_model: Path, tmp_path: Path)
     source.write_bytes(long_lines([1, *[100] * 60]))
     assert run(text_model, str(source), "-o", str(whole)) == 0
     snapshot = tmp_path / "out.jsonl.zst.snapshot" / "durable.snapshot"
-    engine = "tests.kit.engines.slow_engine"
+    engine = "tests.kit.processes.slow_engine"
     flags = (str(source), "-o", str(output), "--resume", "--snapshot-interval-s=0.05")
     with start(text_model, *flags, engine=engine) as process:
         wait_for(snapshot)

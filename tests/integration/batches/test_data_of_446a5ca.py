@@ -2,8 +2,8 @@
 
 `data_of_446a5ca/tiny` is its model of `tests.kit.serving.write_text_model`, and `data` what its
 `srm
-serve` on `tests.kit.engines.held_engine` left: a batch that was done, and one of two lines, stopped
-behind the first and at a dozen tokens of the second, which are in the snapshot. Since then
+serve` on `tests.kit.processes.held_engine` left: a batch that was done, and one of two lines,
+stopped behind the first and at a dozen tokens of the second, which are in the snapshot. Since then
 `clock.json` was taken out and every `expires_at` set to the year 2100.
 """
 

@@ -176,7 +176,7 @@ def test_a_killed_run_is_gone_on_with_and_shows_nothing_before_its_end(
     whole, work = tmp_path / "whole.jsonl", tmp_path / "work"
     assert run(text_model, str(tmp_path / "in.jsonl"), "-o", str(whole)) == 0
     flags = (f"{BUCKET}/in.jsonl", "-o", f"{BUCKET}/out.jsonl", f"--work-dir={work}", "--resume")
-    with start(text_model, *flags, engine="tests.kit.engines.slow_engine") as process:
+    with start(text_model, *flags, engine="tests.kit.processes.slow_engine") as process:
         wait_until(lambda: any(path.stat().st_size for path in work.glob("*-out.jsonl")))
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()

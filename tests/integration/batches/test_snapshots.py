@@ -25,10 +25,10 @@ from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
 from srm.errors import EngineUnavailable, SnapshotError
 from tests.conftest import MakeRequest
-from tests.kit.engines.held_engine import HeldEngine, held, hold, release
 from tests.kit.engines.making import sample_value
 from tests.kit.engines.numpy_runner import NumpyRunner, tiny_weights
 from tests.kit.engines.served_engine import NUM_SLOTS, Serve, Served, collect, connected, until
+from tests.kit.processes.held_engine import HeldEngine, held, hold, release
 
 MAX_TOKENS = 50
 

@@ -21,7 +21,7 @@ from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.kit.serving import ROOT, Server, complete
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
-ENGINE = "tests.kit.engines.numpy_engine"
+ENGINE = "tests.kit.processes.numpy_engine"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from srm.server.commands.score import main
 from tests.kit.engines.likelihoods import distributions, greedy_after
 from tests.kit.serving import ROOT, TEXT_MODEL, wait_until
 
-ENGINE = "tests.kit.engines.numpy_engine"
+ENGINE = "tests.kit.processes.numpy_engine"
 
 
 def command(model: Path, *flags: str) -> list[str]:

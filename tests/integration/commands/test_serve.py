@@ -18,8 +18,8 @@ import pytest
 
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.snapshot import NAME
-from tests.kit.engines.held_engine import held
 from tests.kit.engines.served_engine import RawClient
+from tests.kit.processes.held_engine import held
 from tests.kit.serving import (
     COMPLETIONS,
     NUM_SLOTS,
@@ -41,7 +41,7 @@ STREAM = {"prompt": "the cat", "stream": True, "max_tokens": 120, "ignore_eos": 
 
 def held_server(model: Path, *flags: str) -> Server:
     """One that the test may hold and break."""
-    return Server(model, *SERVER_FLAGS, *flags, engine_module="tests.kit.engines.held_engine")
+    return Server(model, *SERVER_FLAGS, *flags, engine_module="tests.kit.processes.held_engine")
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_what_it_cannot_begin_with_ends_it_and_is_named(
 def test_a_unix_socket_is_served_and_gone_afterwards(text_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "srm.sock"
     flags = f"--uds={path}", f"--data-dir={tmp_path}", f"--admin-port={free_port()}"
-    command = serve_command(text_model, "tests.kit.engines.numpy_engine", *SERVER_FLAGS, *flags)
+    command = serve_command(text_model, "tests.kit.processes.numpy_engine", *SERVER_FLAGS, *flags)
     output = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, text=True) as process:
         try:

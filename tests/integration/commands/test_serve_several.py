@@ -16,7 +16,7 @@ import pytest
 
 from srm.server.routes.health import VERSION
 from tests.chaos.jobs import completion_line, results, submit, wait_for
-from tests.kit.engines.held_engine import held, release
+from tests.kit.processes.held_engine import held, release
 from tests.kit.serving import (
     SERVER_FLAGS,
     Server,
@@ -34,7 +34,7 @@ MANY: dict[str, Any] = {"n": 200, "max_tokens": 24, "seed": 5, "ignore_eos": Tru
 @pytest.fixture(scope="module")
 def two(text_model: Path) -> Iterator[Server]:
     flags = (*SERVER_FLAGS, "--engines=2")
-    with Server(text_model, *flags, engine_module="tests.kit.engines.held_engine") as running:
+    with Server(text_model, *flags, engine_module="tests.kit.processes.held_engine") as running:
         yield running
 
 
@@ -166,7 +166,7 @@ def test_a_batch_is_answered_as_by_one_engine_though_one_is_killed(
     flags = (*SERVER_FLAGS, "--engines=2", f"--data-dir={both}")
     with (
         held(text_model, steps=6),
-        Server(text_model, *flags, engine_module="tests.kit.engines.held_engine") as server,
+        Server(text_model, *flags, engine_module="tests.kit.processes.held_engine") as server,
     ):
         wait_until(lambda: have_sampled(server, {"0": 0, "1": 0}))
         os.kill(engine_pids(server)[0], signal.SIGKILL)

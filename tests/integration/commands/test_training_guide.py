@@ -18,7 +18,7 @@ import srm.__main__ as srm
 from srm.server.commands import generate
 from tests.kit.serving import ROOT, SERVER_FLAGS, Server, free_port
 
-ENGINE = "tests.kit.engines.numpy_engine"
+ENGINE = "tests.kit.processes.numpy_engine"
 URL, ADMIN_URL = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 _LIMIT_S = 600
 _SMALLER = (

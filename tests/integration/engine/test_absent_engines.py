@@ -15,8 +15,8 @@ from srm.errors import StepFailed
 from srm.server.batch.engine_retry import EngineRetry
 from tests.kit.engines.making import request_of
 from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.kit.engines.run_engine import alone
 from tests.kit.engines.served_engine import Serve, collect, connected, endpoint_of, num_away, until
+from tests.kit.processes.run_engine import alone
 
 LINES = [
     request_of(f"line {seed}", seed=seed, n=2, max_tokens=5, durable=True) for seed in range(20)

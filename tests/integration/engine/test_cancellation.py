@@ -18,9 +18,9 @@ import pytest
 from fastapi import FastAPI
 
 from srm.engine.client.client import EngineClient
-from tests.kit.engines.held_engine import HeldEngine, held
 from tests.kit.engines.served_app import Visit, application
 from tests.kit.engines.served_engine import NUM_SLOTS, Serve, until
+from tests.kit.processes.held_engine import HeldEngine, held
 
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": [5, 6, 7], "n": 12, "max_tokens": 3},

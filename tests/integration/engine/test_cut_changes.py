@@ -24,7 +24,6 @@ from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
 from srm.errors import EngineUnavailable, SRMError, SwapInProgress
 from tests.kit.engines.making import request_of
-from tests.kit.engines.numpy_engine import load
 from tests.kit.engines.numpy_runner import NumpyRunner
 from tests.kit.engines.served_engine import (
     NUM_SLOTS,
@@ -36,6 +35,7 @@ from tests.kit.engines.served_engine import (
     num_away,
     until,
 )
+from tests.kit.processes.numpy_engine import load
 
 POINTS = (
     "before it hears of it",

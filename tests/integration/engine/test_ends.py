@@ -40,8 +40,6 @@ from srm.errors import ConfigError, EngineUnavailable, StepFailed
 from srm.server.supervise.embedded_engine import with_engine
 from srm.tasks import Fail, end_process
 from tests.conftest import MakeRequest
-from tests.kit.engines.held_engine import HeldEngine, held, release
-from tests.kit.engines.lying_engine import OF_NOBODY, STATUS, lie
 from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.kit.engines.served_engine import (
     NUM_SLOTS,
@@ -52,6 +50,8 @@ from tests.kit.engines.served_engine import (
     connected,
     until,
 )
+from tests.kit.processes.held_engine import HeldEngine, held, release
+from tests.kit.processes.lying_engine import OF_NOBODY, STATUS, lie
 from tests.kit.serving import ROOT, wait_until
 
 
@@ -130,7 +130,7 @@ async def test_closing_the_client_ends_its_requests(
 @contextmanager
 def slow_client(served: Served, endpoint: str) -> Iterator[subprocess.Popen[str]]:
     """A process whose request runs and whose interpreter does nothing, until it is sent a line."""
-    command = [sys.executable, "-m", "tests.kit.engines.slow_client", endpoint]
+    command = [sys.executable, "-m", "tests.kit.processes.slow_client", endpoint]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as client:
@@ -376,4 +376,4 @@ async def test_whoever_has_an_engine_of_its_own_gets_the_error_and_does_not_wait
 
     async with asyncio.timeout(120):
         with pytest.raises(AssertionError, match="rows of somebody else"):
-            await with_engine(EngineConfig(), "tests.kit.engines.lying_engine", work)
+            await with_engine(EngineConfig(), "tests.kit.processes.lying_engine", work)

@@ -11,9 +11,9 @@ import pytest
 from srm.engine.constraints.grammars import Grammars
 from srm.errors import InvalidRequest, Overloaded, TimedOut
 from tests.conftest import MakeEngine, MakeRequest
-from tests.kit.engines.held_engine import HeldEngine, held
 from tests.kit.engines.served_app import Visit, application
 from tests.kit.engines.served_engine import Serve, collect, connected, until
+from tests.kit.processes.held_engine import HeldEngine, held
 
 
 def test_waiting_requests_are_bounded_in_bytes(

@@ -43,8 +43,8 @@ from srm.errors import (
 )
 from tests.kit.engines.making import IDLE, request_of
 from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.kit.engines.run_engine import alone
 from tests.kit.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
+from tests.kit.processes.run_engine import alone
 
 N = 3 * PART_SAMPLES
 LENGTHY: dict[str, Any] = {"n": N, "max_tokens": 12, "seed": 7}

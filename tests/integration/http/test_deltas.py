@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.delta import write_delta
 from srm.engine.weights.random_model import write_random_model
-from tests.kit.engines.held_engine import held
+from tests.kit.processes.held_engine import held
 from tests.kit.serving import (
     SERVER_FLAGS,
     TEXT_MODEL,
@@ -78,7 +78,7 @@ def flags(root: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def served(trainer: Trainer) -> Iterator[Server]:
-    module = "tests.kit.engines.held_engine"
+    module = "tests.kit.processes.held_engine"
     with Server(trainer.folders[0], *flags(trainer.root), engine_module=module) as running:
         yield running
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from srm.engine.config import DEMO_MODEL
-from tests.kit.engines.held_engine import held
+from tests.kit.processes.held_engine import held
 from tests.kit.serving import CHATS, COMPLETIONS, SERVER_FLAGS, Server, wait_until
 
 POINTS = ("connecting", "headers", "body", "waiting", "computing", "streaming", "never")
@@ -98,7 +98,9 @@ async def test_1000_clients_that_leave_the_demo_model() -> None:
 
 def test_a_client_that_has_sent_its_next_request_can_leave_too(text_model: Path) -> None:
     """The first one is what runs, and ends though the engine is held."""
-    with Server(text_model, *SERVER_FLAGS, engine_module="tests.kit.engines.held_engine") as server:
+    with Server(
+        text_model, *SERVER_FLAGS, engine_module="tests.kit.processes.held_engine"
+    ) as server:
         address = urlsplit(server.url)
         for fields in ({"stream": True}, {"stream": False}):
             body = json.dumps({"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields})
@@ -119,7 +121,9 @@ def test_a_client_that_has_sent_its_next_request_can_leave_too(text_model: Path)
 )
 def test_tokens_of_clients_that_left_are_counted(text_model: Path, fields: dict[str, Any]) -> None:
     """A whole reply's were observed as 0. The engine says how many it has sampled."""
-    with Server(text_model, *SERVER_FLAGS, engine_module="tests.kit.engines.held_engine") as server:
+    with Server(
+        text_model, *SERVER_FLAGS, engine_module="tests.kit.processes.held_engine"
+    ) as server:
         address, observed = urlsplit(server.url), "srm_request_generation_tokens"
         asked = {"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields}
         body, sampled = json.dumps(asked), 3 * asked.get("n", 1)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.kit.engines.held_engine import held
+from tests.kit.processes.held_engine import held
 from tests.kit.serving import (
     CHATS,
     COMPLETIONS,
@@ -253,7 +253,9 @@ def test_a_sample_that_hits_a_stop_string_frees_its_slot(text_model: Path, is_st
     """Though its siblings go on, and nobody reads the stream."""
     fields = {"prompt": [5], "ignore_eos": True, "n": 30, "max_tokens": 60, "seed": 3}
     fields |= {"temperature": 1.5}
-    with Server(text_model, *SERVER_FLAGS, engine_module="tests.kit.engines.held_engine") as server:
+    with Server(
+        text_model, *SERVER_FLAGS, engine_module="tests.kit.processes.held_engine"
+    ) as server:
         texts = [choice["text"] for choice in complete(server, **fields)["choices"]]
         # A token of this model is at most a byte, so that these come within half of the tokens.
         early = {text[i : i + 2] for text in texts for i in range(20)}

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kit.engines.held_engine import held
 from tests.kit.engines.numpy_runner import feed, tiny_weights
+from tests.kit.processes.held_engine import held
 from tests.kit.serving import (
     CHATS,
     COMPLETIONS,
@@ -45,7 +45,7 @@ def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def changing(folders: Path) -> Iterator[Server]:
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
              f"--admin-port={free_port()}")  # fmt: skip
-    with Server(folders / "0", *flags, engine_module="tests.kit.engines.held_engine") as running:
+    with Server(folders / "0", *flags, engine_module="tests.kit.processes.held_engine") as running:
         yield running
 
 

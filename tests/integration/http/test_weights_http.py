@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import srm.__main__ as srm
-from tests.kit.engines.held_engine import held, release
+from tests.kit.processes.held_engine import held, release
 from tests.kit.serving import (
     CHAT_TEMPLATE,
     CHATS,
@@ -55,7 +55,7 @@ def reloading(folders: Path) -> Iterator[Server]:
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
              f"--admin-port={free_port()}", "--api-processes=2")  # fmt: skip
     with Server(
-        folders / "first", *flags, engine_module="tests.kit.engines.held_engine"
+        folders / "first", *flags, engine_module="tests.kit.processes.held_engine"
     ) as running:
         yield running
 

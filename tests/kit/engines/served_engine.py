@@ -15,7 +15,7 @@ from srm.engine.messages import FromEngine, Output, Request
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import EngineProcess
 from srm.engine.wiring import EngineWiring
-from tests.kit.engines.numpy_engine import load
+from tests.kit.processes.numpy_engine import load
 
 NUM_SLOTS = 8
 

@@ -33,10 +33,10 @@ from srm.errors import InvalidRequest, Overloaded, RequestError
 from srm.limited_process import FIRST_CPU_S
 from tests.kit.engines.making import complete, engine_of, ints, request_of, scheduled
 from tests.kit.engines.numpy_runner import TINY
-from tests.kit.engines.run_engine import run
-from tests.kit.engines.run_engine import tokens as tokens_of
 from tests.kit.engines.tables import of_demo
 from tests.kit.models.tiny_tokenizer import CHARACTERS, tiny_folder
+from tests.kit.processes.run_engine import run
+from tests.kit.processes.run_engine import tokens as tokens_of
 
 FEW = LLMatcher.grammar_from_lark("start: /[a-c]{3}/")
 

@@ -27,8 +27,8 @@ from tests.kernels.gpu.test_gpu_weights import models
 from tests.kit.engines.late_device import LateBuffer, LateModel, LateRunner
 from tests.kit.engines.making import request_of, scheduler_of, step
 from tests.kit.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
-from tests.kit.engines.run_engine import run, tokens
 from tests.kit.models.demo import engine_on_max
+from tests.kit.processes.run_engine import run, tokens
 
 SIZES: dict[str, Any] = {"num_slots": 4, "max_step_rows": 4, "max_step_tokens": 6}
 SCORED = {"logprobs": 2, "prompt_logprobs": 1, "emit": "delta"}

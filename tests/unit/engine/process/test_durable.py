@@ -17,7 +17,7 @@ from srm.engine.process.snapshot import NAME
 from srm.errors import SnapshotError
 from tests.kit.engines.making import engine_of, request_of, sample_value
 from tests.kit.engines.numpy_runner import tiny_weights
-from tests.kit.engines.run_engine import run, tokens
+from tests.kit.processes.run_engine import run, tokens
 
 Tokens = dict[tuple[str, int], bytes]
 REQUESTS = [  # more sequences than the engine's 8 slots

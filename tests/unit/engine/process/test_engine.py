@@ -11,7 +11,7 @@ from srm.engine.messages import SamplingParams
 from srm.errors import ContextTooLong, InvalidRequest
 from tests.kit.engines.making import engine_of, request_of
 from tests.kit.engines.numpy_runner import tiny_weights
-from tests.kit.engines.run_engine import run
+from tests.kit.processes.run_engine import run
 
 
 def metric(name: str, **labels: str) -> float:

@@ -19,9 +19,9 @@ from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.weights import Weights
 from srm.errors import EngineUnavailable, InvalidRequest, NotFound, SRMError, SwapInProgress
 from tests.kit.engines.making import engine_of, ints, request_of
-from tests.kit.engines.numpy_engine import load
 from tests.kit.engines.numpy_runner import TINY, feed, tiny_weights
-from tests.kit.engines.run_engine import run, tokens
+from tests.kit.processes.numpy_engine import load
+from tests.kit.processes.run_engine import run, tokens
 from tests.kit.serving import wait_until
 
 NEW = tiny_weights(seed=1)
@@ -97,7 +97,7 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> MakeFolder:
-    """make_folder("b", seed=1, n_ctx=32): a model folder that tests.kit.engines.numpy_engine
+    """make_folder("b", seed=1, n_ctx=32): a model folder that tests.kit.processes.numpy_engine
     reads."""
 
     def make(name: str, seed: int = 1, **changed: int) -> Path:

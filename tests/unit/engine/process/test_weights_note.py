@@ -33,9 +33,9 @@ from srm.errors import CheckpointError, EngineUnavailable, InvalidRequest, Store
 from srm.files import unsealed
 from tests.attack.damage import flipped
 from tests.kit.engines.making import engine_of, request_of
-from tests.kit.engines.numpy_engine import load
 from tests.kit.engines.numpy_runner import TINY
-from tests.kit.engines.run_engine import run
+from tests.kit.processes.numpy_engine import load
+from tests.kit.processes.run_engine import run
 from tests.kit.serving import wait_until
 
 

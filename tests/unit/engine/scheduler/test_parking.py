@@ -18,7 +18,7 @@ from srm.engine.steps.batch import SlotStates
 from srm.errors import InvalidRequest
 from tests.kit.engines.making import engine_of, request_of
 from tests.kit.engines.numpy_runner import TINY
-from tests.kit.engines.run_engine import run, tokens
+from tests.kit.processes.run_engine import run, tokens
 
 
 def running(engine: Engine) -> Counter[str]:

@@ -13,7 +13,7 @@ from srm.engine.scheduler.prefill import MIN_SPLIT
 from srm.engine.steps.batch import Batch
 from tests.kit.engines.making import engine_of, ints, request_of
 from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
-from tests.kit.engines.run_engine import run as run_all
+from tests.kit.processes.run_engine import run as run_all
 
 HEADER = [2 + i % 29 for i in range(30)]
 

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, Histogram
 
 from srm.engine import metrics
 from tests.kit.engines.making import complete, engine_of, park_preempted, request_of, scheduler_of
-from tests.kit.engines.run_engine import run
+from tests.kit.processes.run_engine import run
 
 
 class Clocked:

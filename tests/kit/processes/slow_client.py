@@ -1,4 +1,4 @@
-"""`python -m tests.kit.engines.slow_client ENDPOINT`: asks for 30 tokens, then holds its
+"""`python -m tests.kit.processes.slow_client ENDPOINT`: asks for 30 tokens, then holds its
 interpreter.
 
 No thread of it runs until a byte comes on standard input: as while one call of a library takes

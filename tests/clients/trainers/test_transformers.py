@@ -1,7 +1,7 @@
 """`transformers` loads, runs, trains and saves our models by the classes beside them.
 
-`CLIENTS_VENV=FOLDER pytest -m clients tests/clients/test_transformers.py` runs this with any
-version that is installed there.
+`CLIENTS_VENV=FOLDER pytest -m clients tests/clients/trainers/test_transformers.py` runs this with
+any version that is installed there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tests.kit.engines.numpy_engine`: the engine process on numpy, with random weights.
+"""`python -m tests.kit.processes.numpy_engine`: the engine process on numpy, with random weights.
 
 Takes the flags of `python -m srm.engine`; a folder may have a `seed` in place of weights.
 """
@@ -37,7 +37,7 @@ def main(
     make_engine: type[Engine] = Engine,
 ) -> int:
     try:
-        config = load_config(EngineWiring, argv, prog="python -m tests.kit.engines.numpy_engine")
+        config = load_config(EngineWiring, argv, prog="python -m tests.kit.processes.numpy_engine")
         weights, note = first_weights(config, load)
         runner = make_runner(weights, config.num_slots or config.max_slots)
         own = msgspec.structs.replace(config, model=started_folder(config))

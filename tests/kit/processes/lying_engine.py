@@ -1,4 +1,4 @@
-"""`python -m tests.kit.engines.lying_engine`: is ready, and then tells of tokens nobody asked
+"""`python -m tests.kit.processes.lying_engine`: is ready, and then tells of tokens nobody asked
 for."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.kit.engines.held_engine import held, release
+from tests.kit.processes.held_engine import held, release
 from tests.kit.serving import (
     COMPLETIONS,
     SERVER_FLAGS,
@@ -49,7 +49,7 @@ def trained(folders: Path) -> Iterator[Server]:
     """Has two API processes, so that a request and its end come to different ones."""
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
              f"--admin-port={free_port()}", "--api-processes=2")  # fmt: skip
-    with Server(folders / "0", *flags, engine_module="tests.kit.engines.held_engine") as running:
+    with Server(folders / "0", *flags, engine_module="tests.kit.processes.held_engine") as running:
         yield running
 
 
@@ -617,7 +617,7 @@ def test_keeps_prompts_and_names_of_keys_apart(folders: Path, shares: bool) -> N
              f"--api-keys-file={keys}", "--trainer-routes",
              *("--share-prompts",) * shares)  # fmt: skip
     prompt = [*range(20, 60)]
-    with Server(folders / "0", *flags, engine_module="tests.kit.engines.held_engine") as server:
+    with Server(folders / "0", *flags, engine_module="tests.kit.processes.held_engine") as server:
 
         def cached(key: dict[str, str], path: str = COMPLETIONS) -> Any:
             body: dict[str, Any] = {"prompt": prompt, "max_tokens": 1}

@@ -1,5 +1,5 @@
-"""`python -m tests.kit.engines.slow_engine`: numpy_engine, slow enough to be caught in the middle,
-and saying what it does."""
+"""`python -m tests.kit.processes.slow_engine`: numpy_engine, slow enough to be caught in the
+middle, and saying what it does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import time
 
 from srm import logs
-from tests.kit.engines.numpy_engine import main
 from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.kit.processes.numpy_engine import main
 
 
 class SlowRunner(NumpyRunner):

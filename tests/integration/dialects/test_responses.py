@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.http.test_chats import MESSAGES, ask
+from tests.integration.dialects.test_chats import MESSAGES, ask
 from tests.kit.serving import Server
 
 PATH = "/v1/responses"

@@ -1,4 +1,5 @@
-"""`python -m tests.kit.engines.held_engine`: numpy_engine, which a test can hold between two steps.
+"""`python -m tests.kit.processes.held_engine`: numpy_engine, which a test can hold between two
+steps.
 
 What is under way then goes no further, however long anything else takes. All but steps goes on:
 requests come and are ended, weights are changed, questions are answered.
@@ -17,7 +18,7 @@ from srm import logs
 from srm.engine.config import EngineConfig
 from srm.engine.messages import Output
 from srm.engine.process.engine import Engine
-from tests.kit.engines.numpy_engine import main
+from tests.kit.processes.numpy_engine import main
 
 _FILE = "hold"
 
