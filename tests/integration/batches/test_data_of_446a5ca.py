@@ -1,8 +1,7 @@
 """A data_dir that commit 446a5ca wrote is opened: files, finished batches, those under way.
 
 `data_of_446a5ca/tiny` is its model of `tests.kit.serving.write_text_model`, and `data` what its
-`srm
-serve` on `tests.kit.processes.held_engine` left: a batch that was done, and one of two lines,
+`srm serve` on `tests.kit.processes.held_engine` left: a batch that was done, and one of two lines,
 stopped behind the first and at a dozen tokens of the second, which are in the snapshot. Since then
 `clock.json` was taken out and every `expires_at` set to the year 2100.
 """
