@@ -25,7 +25,6 @@ from srm.settings import load
 PAGES = (
     *(ROOT / "README.md", DEMO_MODEL / "README.md", GRPO_MODEL / "README.md"),
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs" / "performance").glob("*.md")),
 )
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)
