@@ -55,7 +55,7 @@ TRAIN_USAGE = """usage: srm train COMMAND [options]
   sft        fine-tune a model on prompts and completions
   grpo       train a model on rewards of what it samples
 
-`srm train COMMAND --help` explains each. docs/training-guide.md uses all four, in minutes.
+`srm train COMMAND --help` explains each. docs/training.md uses all four, in minutes.
 """
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""Every command of docs/training-guide.md runs, one after the other, only smaller."""
+"""Every command of the guide in docs/training.md runs, one after the other, only smaller."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SMALLER = (
 
 def commands() -> list[str]:
     """The blocks that are run, smaller."""
-    page = (ROOT / "docs/training-guide.md").read_text()
+    page = (ROOT / "docs/training.md").read_text()
     matches: list[str] = re.findall(r"^```sh test\n(.*?)^```$", page, re.M | re.S)
     for pattern, replacement in _SMALLER:
         matches = [re.sub(pattern, replacement, match) for match in matches]
@@ -66,9 +66,9 @@ def check(folder: Path) -> None:
 
 
 def test_the_guide_has_ten_commands_and_shows_what_they_print() -> None:
-    page = (ROOT / "docs/training-guide.md").read_text()
-    assert re.findall(r"^## (\d+)\. ", page, re.M) == [str(number) for number in range(1, 11)]
-    sections = re.split(r"^## ", page, flags=re.M)[1:]
+    page = (ROOT / "docs/training.md").read_text()
+    assert re.findall(r"^### (\d+)\. ", page, re.M) == [str(number) for number in range(1, 11)]
+    sections = re.split(r"^### ", page, flags=re.M)[1:]
     assert all(re.search(r"^```sh test\n", section, re.M) for section in sections)
     assert all(re.search(r"^```(text|json)\n", section, re.M) for section in sections)
 
