@@ -49,17 +49,6 @@ class ShardIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def copies_of(note: str | Path) -> Path:
-    """Return the folder of the copies that belong to a note of the weights in use."""
-    return Path(f"{note}.copies")
-
-
-def unclaimed(note: str | Path) -> Path:
-    """Return the file that `srm serve` makes and the first engine that begins removes: without it,
-    a note that is not there has been lost."""
-    return Path(f"{note}.unclaimed")
-
-
 def copy_model(
     folder: Path,
     place: Path,

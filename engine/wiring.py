@@ -14,9 +14,11 @@ class EngineWiring(EngineConfig, frozen=True, forbid_unknown_fields=True):
     endpoint: str = "tcp://127.0.0.1:8765"
     """Address where API processes reach the engine process: `ipc://@NAME`, which is no file, or a
     loopback `tcp://`."""
-    weights_note: str = ""
-    """File that records which weights were loaded while serving, for an engine that is
-    restarted."""
+    weights_note_fd: int = -1
+    """Memory of the note of the weights in use, for an engine that is restarted; -1: it begins as
+    this one did."""
+    weights_copies: str = ""
+    """Folder of copies of the weights in use; empty: none are made."""
     pause_fd: int = -1
     """Memory of the pause of all engines, which outlives them; -1: this one's ends with it."""
     heartbeat_fd: int = -1

@@ -48,7 +48,7 @@ from srm.engine.process.engine import Engine
 from srm.engine.process.pausing import Pausing
 from srm.engine.process.watchdog import Heartbeat, Watchdog
 from srm.engine.process.weight_reload import WeightReload
-from srm.engine.process.weights_note import LoadFolder
+from srm.engine.process.weights_note import LoadFolder, SharedNote
 from srm.engine.state.sequence import STREAMS
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.wiring import EngineWiring
@@ -108,7 +108,9 @@ class EngineProcess:
         self._compiling = Compiling(engine.grammars, config.max_waiting)
         self._time_out: deque[tuple[float, bytes, str]] = deque()
         """Deadline, client and id, in order of arrival."""
-        self.weight_reload = WeightReload(engine, load, config.weights_note)
+        self.weight_reload = WeightReload(
+            engine, load, SharedNote(config.weights_note_fd), config.weights_copies
+        )
         """The change of weights that is under way, if one is."""
         self._pausing = Pausing(config.pause_fd)
         self._waiting_pauses: list[tuple[bytes, Done]] = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,17 +23,9 @@ import msgspec
 
 from srm.engine import metrics
 from srm.engine.config import ModelConfig, read_model_config
-from srm.engine.kept_model import copies_of, store_error
 from srm.engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from srm.engine.process.engine import BoundWeights, Engine
-from srm.engine.process.weights_note import (
-    Copying,
-    LoadFolder,
-    Note,
-    encoded,
-    put_to_use,
-    read_note,
-)
+from srm.engine.process.weights_note import Copying, LoadFolder, Note, SharedNote
 from srm.engine.weights.weights import Weights
 from srm.errors import (
     CheckpointError,
@@ -58,13 +49,13 @@ WATCH_S = 60.0
 class WeightReload:
     """Changes of an engine's weights, one at a time."""
 
-    def __init__(self, engine: Engine, load: LoadFolder, note: str) -> None:
-        """`note`: the file that a restarted engine reads; if empty, it begins as this one did."""
+    def __init__(self, engine: Engine, load: LoadFolder, note: SharedNote, copies: str) -> None:
+        """`note`: what a restarted engine reads. `copies`: the folder of copies of the weights in
+        use, which it loads; empty: there are none."""
         self._engine = engine
         self._load = load
-        self._note = note
-        self._prepared = copies_of(note) / f"note-{uuid.uuid4().hex}"
-        self._copying = Copying(note)
+        self._note, self._copies = note, copies
+        self._copying = Copying(note, copies)
         self._message: LoadWeights | None = None
         self._loading: Future[BoundWeights] | None = None
         self._binding, self._is_closed = threading.Lock(), False
@@ -78,7 +69,7 @@ class WeightReload:
         self._held_at: float | None = None  # since when nothing starts
         self._say_at = 0.0  # when to log that next
         self._done = Done("")  # the last change that was made
-        self._note_seen = (0, 0)  # file and time of the note that was last read
+        self._note_seen = 0  # number of the note that was last read
 
     @property
     def current(self) -> LoadWeights | None:
@@ -120,7 +111,7 @@ class WeightReload:
         self._message, self._asked = message, time.monotonic()
         self.hold(message.id)
         logger.info("loading weights from %s", message.path)
-        self._copying, self._loading = Copying(self._note), Future()
+        self._copying, self._loading = Copying(self._note, self._copies), Future()
         # A thread of its own, which nobody waits for: a folder may be on a disk that hangs.
         threading.Thread(
             target=self._run,
@@ -159,15 +150,15 @@ class WeightReload:
         else:
             return
         logger.warning("weights from %s are not put to use: %s", self._message.path, why)
-        self._drop()
+        self._end("refused")
         raise EngineUnavailable(why)
 
     def is_due(self) -> bool:
         """Whether `make` is to be called, now that a step is over; of what is staged, not before it
         is committed, here or by another engine.
 
-        Raises an error, and drops the change, if the folder is unusable or the note cannot be
-        written; StepFailed as `check_note` does.
+        Raises an error, and drops the change, if the folder is unusable; StepFailed as `check_note`
+        does.
         """
         if self._loading is None or not self._loading.done():
             return False
@@ -179,9 +170,7 @@ class WeightReload:
             self._hold_back()
             if not self._engine.scheduler.is_quiet:
                 return False
-        if not self.is_prepared:
-            self._prepare(self._message, self._loading.result())
-            self.is_prepared = True
+        self.is_prepared = True
         self.check_note()
         return self._is_committed or not self._message.is_staged
 
@@ -201,17 +190,11 @@ class WeightReload:
 
     def _new_note(self) -> Note | None:
         """Return the note if it is another one than when this was last called."""
-        path = Path(self._note)
-        if not self._note or not path.exists() or (self._message and not self.is_prepared):
+        number = self._note.number
+        if number == self._note_seen or (self._message and not self.is_prepared):
             return None
-        status = path.stat()
-        if self._note_seen == (seen := (status.st_ino, status.st_mtime_ns)):
-            return None
-        self._note_seen = seen
-        try:
-            return read_note(path)
-        except CheckpointError:
-            return None  # whoever starts next says so
+        self._note_seen = number
+        return self._note.read()
 
     def _hold_back(self) -> None:
         """Let nothing start until the change is made or dropped, and say so while it lasts."""
@@ -240,20 +223,21 @@ class WeightReload:
             )
         except SRMError as error:
             logger.exception("weights from %s are not put to use", message.path)
-            self._drop()
-            self._note_seen = (0, 0)  # others may use them: then this engine is to start again
+            self._end("refused")
+            self._note_seen = 0  # others may use them: then this engine is to start again
             raise SRMError(f"path = {message.path!r}: {error.message}") from None
-        if self._note:
-            put_to_use(self._prepared, Path(self._note))
+        version = self._engine.weights_version
+        note = Note(message.path, weights.fingerprint, version, message.id, message.label)
+        self._note.write(note)
         now = time.monotonic()
         detail: dict[str, str | int | float] = {
-            "weights_version": self._engine.weights_version,
+            "weights_version": version,
             "fingerprint": weights.fingerprint,
             "seconds": round(now - self._asked, 6),
             "pause_seconds": round(now - started, 6),
         }
         metrics.WEIGHT_SWAP_SECONDS.observe(now - started)
-        logger.info("weights version %d from %s", self._engine.weights_version, message.path)
+        logger.info("weights version %d from %s", version, message.path)
         self._end("done")
         self._done = Done(message.id, detail)
         return self._done
@@ -291,21 +275,6 @@ class WeightReload:
         except Exception as error:  # as where memory has no room for both: the old ones go on
             logger.exception("the weights in %s cannot be bound", path)
             raise SRMError(f"the weights in {path!r} cannot be bound: {error!r}") from None
-
-    def _prepare(self, message: LoadWeights, weights: BoundWeights) -> None:
-        """Write the note to a file beside its place: a failure comes before anything is changed."""
-        version = self._engine.weights_version + 1
-        note = Note(message.path, weights.fingerprint, version, message.id, message.label)
-        try:
-            if self._note:
-                self._prepared.write_bytes(encoded(note))
-        except OSError as error:
-            self._end("refused")
-            raise store_error(f"cannot write {self._prepared}", error) from None
-
-    def _drop(self) -> None:
-        self._end("refused")
-        self._prepared.unlink(missing_ok=True)
 
     def _end(self, result: str) -> None:
         metrics.WEIGHT_SWAPS.labels(result).inc()

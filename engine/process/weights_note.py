@@ -10,9 +10,8 @@ import fcntl
 import logging
 import os
 import threading
-import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -23,21 +22,18 @@ from srm.engine.kept_model import (
     FIRST,
     WEIGHTS,
     check_room,
-    copies_of,
     copy_model,
     locked,
     remove,
     store_error,
     try_lock,
-    unclaimed,
 )
 from srm.engine.weights.checkpoint import StoredModel, read_stored
 from srm.engine.weights.delta import made_whole
 from srm.engine.weights.tensor_file import DELTA_OF, read_metadata
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
-from srm.errors import UNDECODABLE, CheckpointError, EngineUnavailable, cut
-from srm.files import read_file, sealed, unsealed
+from srm.errors import CheckpointError, EngineUnavailable, cut
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +41,9 @@ LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises Checkpoin
 
 _Loaded = TypeVar("_Loaded", Weights, StoredModel)
 
-_LOCK, _SECOND = "lock", "note"
+_LOCK = "lock"
+_PLACE, _HALF = 8, 65_536
+"""Bytes of the number of notes, and of each of two notes: the last and the one before."""
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,119 +58,85 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What their trainer calls them; empty: it gave no name."""
 
 
-def read_note(path: Path) -> Note | None:
-    """Read the note, or its second copy where it is lost or damaged; None before an engine has
-    begun. Raises CheckpointError if neither can be read."""
-    has_begun = not unclaimed(path).exists()  # asked first: whoever begins writes the note before
-    reasons = []
-    for place in (path, second := copies_of(path) / _SECOND):
-        try:
-            note = _decoded(read_file(place))
-        except FileNotFoundError:
-            reasons.append(f"{place} is not there")
-        except (OSError, *UNDECODABLE) as error:
-            has_begun = True
-            reasons.append(f"{place}: {error}")
-        else:
-            if place == second:
-                logger.warning("%s is read instead: %s", second, reasons[0])
-            return note
-    if not has_begun:
+class SharedNote:
+    """The note, in memory that all engines of a server share and that outlives each of them."""
+
+    def __init__(self, fd: int = -1) -> None:
+        """`fd`: a file in memory that all engines have open; -1: this one is alone."""
+        memory = os.memfd_create("srm-weights") if fd < 0 else fd
+        self._fd = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_CLOEXEC)  # a lock of its own
+        os.ftruncate(self._fd, _PLACE + 2 * _HALF)  # the first engine finds it empty
+
+    @property
+    def number(self) -> int:
+        """How many notes have been written, ever."""
+        return int.from_bytes(os.pread(self._fd, _PLACE, 0), "little")
+
+    def read(self) -> Note | None:
+        """Return the last note; None before an engine has begun."""
+        while number := self.number:
+            data = os.pread(self._fd, _HALF, _PLACE + number % 2 * _HALF)
+            if self.number == number:  # else its place may have been written again
+                return msgspec.json.decode(data.rstrip(b"\0"), type=Note)
         return None
-    raise CheckpointError(
-        "nothing says which weights were in use before this process: "
-        f"{'; '.join(reasons)}; give the model to serve, and start anew"
-    )
 
+    def write(self, note: Note) -> None:
+        """Have this be the note. Whoever reads meanwhile, or is killed, leaves it whole."""
+        with self._locked():
+            self._write(note)
 
-def encoded(note: Note) -> bytes:
-    """Return what a file that is the note says."""
-    return sealed(msgspec.json.encode(note))
+    def claim(self, note: Note) -> Note:
+        """Have this be the first note, unless another engine has begun before; return the note."""
+        with self._locked():
+            if (first := self.read()) is None:
+                self._write(first := note)
+        return first
 
+    def _write(self, note: Note) -> None:
+        number = self.number + 1
+        data = msgspec.json.encode(note)
+        assert len(data) < _HALF, "paths and labels are bounded"
+        os.pwrite(self._fd, data.ljust(_HALF, b"\0"), _PLACE + number % 2 * _HALF)
+        os.pwrite(self._fd, number.to_bytes(_PLACE, "little"), 0)  # last
 
-def put_to_use(prepared: Path, path: Path) -> None:
-    """Have a file that is prepared be the note. Raises OSError."""
-    (copies_of(path) / _SECOND).unlink(missing_ok=True)  # or it could say what was before
-    prepared.replace(path)
-    _keep_twice(path)
-
-
-def _decoded(data: bytes) -> Note:
-    return msgspec.json.decode(unsealed(data), type=Note)
-
-
-def _keep_twice(path: Path) -> None:
-    """Copy the note to its second place, as it is by then, whoever else writes it meanwhile."""
-    second, beside = copies_of(path) / _SECOND, Path(f"{path}.{uuid.uuid4().hex}")
-    before = b""
-    try:
-        while (data := read_file(path)) != before:
-            _decoded(data)
-            unclaimed(path).unlink(missing_ok=True)
-            second.parent.mkdir(mode=0o700, exist_ok=True)
-            beside.write_bytes(data)
-            beside.replace(second)
-            before = data
-    except (OSError, *UNDECODABLE) as error:
-        logger.warning("%s is not kept a second time: %s", path, error)
-        with suppress(OSError):
-            beside.unlink()
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # free once the process has ended
+        try:
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
 def first_weights(config: EngineWiring, load: LoadFolder) -> tuple[Weights, Note]:
     """Load the weights that an engine begins with: those of the note, or else those of the model
     that it is told to serve, which it notes. Return them and what the note says.
 
-    Raises CheckpointError, also where the note is lost or damaged twice, and where neither its copy
-    nor its folder has the weights any more.
+    Raises CheckpointError, also where neither its copy nor its folder has the weights any more.
     """
-    if not config.weights_note:
-        return (weights := load(config.model)), _first_note(config, weights)
-    path = Path(config.weights_note)
+    shared = SharedNote(config.weights_note_fd)
     while True:
-        if (note := read_note(path)) is None:
+        if (note := shared.read()) is None:
             weights = load(config.model)
-            note = _claimed(path, _first_note(config, weights))
+            note = shared.claim(Note(str(config.model), weights.fingerprint, 1, FIRST))
             if (note.fingerprint, note.weights_version) == (weights.fingerprint, 1):
-                _keep_twice(path)
                 return weights, note
         try:
-            weights = _load_noted(note, path, load)
-            _keep_twice(path)
-            return weights, note
+            return _load_noted(note, config.weights_copies, load), note
         except CheckpointError:
-            if read_note(path) == note:  # else it was its copy that has gone, for newer weights
+            if shared.read() == note:  # else it was its copy that has gone, for newer weights
                 raise
 
 
 def started_folder(config: EngineWiring) -> Path:
     """Return the folder of the model that the server was started with: its copy, if it was kept."""
-    first = copies_of(config.weights_note) / FIRST
-    return first if config.weights_note and first.is_dir() else config.model
+    first = Path(config.weights_copies) / FIRST
+    return first if config.weights_copies and first.is_dir() else config.model
 
 
-def _first_note(config: EngineWiring, weights: Weights) -> Note:
-    return Note(str(config.model), weights.fingerprint, 1, FIRST)
-
-
-def _claimed(path: Path, note: Note) -> Note:
-    """Write the note unless another engine has done so before; return the one that is there."""
-    beside = Path(f"{path}.{uuid.uuid4().hex}")
-    try:
-        beside.write_bytes(encoded(note))
-        os.link(beside, path)
-    except FileExistsError:
-        return read_note(path) or note
-    except OSError as error:
-        logger.warning("%s cannot be written: %s", path, error.strerror)
-    finally:
-        remove(beside)
-    return note
-
-
-def _load_noted(note: Note, path: Path, load: Callable[[Path], _Loaded]) -> _Loaded:
+def _load_noted(note: Note, copies: str, load: Callable[[Path], _Loaded]) -> _Loaded:
     reasons = []
-    for folder in (copies_of(path) / note.change, Path(note.path)):
+    for folder in (*([Path(copies, note.change)] if copies else []), Path(note.path)):
         if not folder.is_dir():
             reasons.append(f"{folder} is not there")
             continue
@@ -198,18 +162,18 @@ class Copying:
     use; the last one to end its change removes all that the note does not name.
     """
 
-    def __init__(self, note: str) -> None:
-        """Without a note nothing is copied: no engine begins with these weights again."""
-        self._note = Path(note) if note else None
+    def __init__(self, note: SharedNote, copies: str) -> None:
+        """`copies`: the folder of all copies; if empty, nothing is copied."""
+        self._note = note
+        self._copies = Path(copies) if copies else None
         self._is_wanted = True
         self._file = -1
         self._busy = threading.Lock()
 
     def copy(self, folder: Path, change: str, within: Path | None = None) -> Path:
         """Return the copy, made here or by another engine. Blocks; raises as `copy_model` does."""
-        if self._note is None:
+        if (copies := self._copies) is None:
             return folder
-        copies = copies_of(self._note)
         with self._busy:
             if not self._is_wanted:  # `end` has been called: it would let go of no lock
                 raise EngineUnavailable("the weights are not wanted any more")
@@ -219,18 +183,17 @@ class Copying:
                     self._file = os.dup(file)  # the same lock, until this is closed too
             except OSError as error:
                 raise store_error(f"cannot write {copies}", error) from None
-            complete = partial(self._complete, folder, self._note)
+            complete = partial(self._complete, folder, copies)
             copy_model(folder, copies / change, lambda: self._is_wanted, complete, within)
         return copies / change
 
-    @staticmethod
-    def _complete(folder: Path, path: Path, copied: Path) -> None:
+    def _complete(self, folder: Path, copies: Path, copied: Path) -> None:
         """Make the copy of a delta whole, with the copy of the weights in use. Raises
         CheckpointError, also for a delta of others; OSError."""
         file = copied / WEIGHTS
         if (base := read_metadata(file).get(DELTA_OF)) is None:
             return
-        note = read_note(path)
+        note = self._note.read()
         if note is None or note.fingerprint != base:
             in_use = "not known" if note is None else note.fingerprint
             raise CheckpointError(
@@ -238,7 +201,7 @@ class Copying:
                 f"{in_use}: send a delta of these, or a whole model"
             )
         try:
-            stored = _load_noted(note, path, read_stored)
+            stored = _load_noted(note, str(copies), read_stored)
         except CheckpointError as error:
             raise CheckpointError(f"{error.message}: send a whole model") from None
         try:
@@ -251,20 +214,20 @@ class Copying:
     def end(self) -> None:
         """Note that the change has been made or dropped. Does not wait."""
         self._is_wanted = False
-        if self._note is not None:
-            threading.Thread(target=self._tidy, args=(self._note,), daemon=True).start()
+        if self._copies is not None:
+            threading.Thread(target=self._tidy, args=(self._copies,), daemon=True).start()
 
-    def _tidy(self, path: Path) -> None:
+    def _tidy(self, copies: Path) -> None:
         with self._busy:
             if self._file < 0:
                 return
             try:
-                if try_lock(self._file) and (note := read_note(path)) is not None:
-                    for other in copies_of(path).iterdir():
-                        if other.name not in {_LOCK, _SECOND, FIRST, note.change}:
+                if try_lock(self._file) and (note := self._note.read()) is not None:
+                    for other in copies.iterdir():
+                        if other.name not in {_LOCK, FIRST, note.change}:
                             remove(other)
-            except (OSError, CheckpointError) as error:
-                logger.warning("%s is not tidied: %s", copies_of(path), error)
+            except OSError as error:
+                logger.warning("%s is not tidied: %s", copies, error)
             finally:
                 os.close(self._file)
                 self._file = -1

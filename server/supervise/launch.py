@@ -36,7 +36,7 @@ from srm.server.http.limits import check_limits, memory
 from srm.server.loop_turns import LOOP_TIMEOUT_S
 from srm.server.model_identity import model_id
 from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
-from srm.server.supervise.own_folder import NOTE, keep_first, own_folder
+from srm.server.supervise.own_folder import COPIES, keep_first, own_folder
 from srm.server.supervise.supervisor import Child, Supervisor
 from srm.server.text.text import read_model_config
 from srm.server.text.tokenizer_files import report_unread
@@ -97,8 +97,8 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
             listeners.append(opened.enter_context(listen(server.admin_host, server.admin_port)))
         own = opened.enter_context(own_folder(server.data_folder))
         supervisor = _supervisor(
-            _with_model(server, own / NOTE),
-            wired(EngineWiring, engine, weights_note=str(own / NOTE)),
+            _with_model(server, own / COPIES),
+            wired(EngineWiring, engine, weights_copies=str(own / COPIES)),
             engine_module,
             listeners,
         )
@@ -121,7 +121,7 @@ def wired(kind: type[Wiring], config: msgspec.Struct, **own: Any) -> Wiring:
     return kind(**(msgspec.structs.asdict(config) | own))
 
 
-def _with_model(server: ServerConfig, note: Path) -> ServerWiring:
+def _with_model(server: ServerConfig, copies: Path) -> ServerWiring:
     """Return the settings with what they say of the model as it is now, whatever becomes of it."""
     return wired(
         ServerWiring,
@@ -129,7 +129,7 @@ def _with_model(server: ServerConfig, note: Path) -> ServerWiring:
         model_id=model_id(server.model),
         served_model_name=server.model_name,
         data_dir=str(server.data_folder),
-        kept_model=str(keep_first(server.model, note) or ""),
+        kept_model=str(keep_first(server.model, copies) or ""),
     )
 
 
@@ -227,12 +227,13 @@ def _engines(
     # The engine detects a hanging step itself, first, and says where.
     silence_s = config.step_timeout_s and config.step_timeout_s + _MARGIN_S
     engines, endpoints = [], server.endpoint.split(",")
-    config = msgspec.structs.replace(config, pause_fd=os.memfd_create("srm-pause"))
+    pause, note = os.memfd_create("srm-pause"), os.memfd_create("srm-weights")
+    config = msgspec.structs.replace(config, pause_fd=pause, weights_note_fd=note)
     for number, (endpoint, metrics) in enumerate(zip(endpoints, regions, strict=True)):
         name = "engine" if len(endpoints) == 1 else f"engine {number}"
         own = {"endpoint": endpoint, "heartbeat_fd": new_heartbeat()}
         settings = msgspec.structs.replace(config, **_part(config, number, len(endpoints)), **own)
-        command, fds = python_module(module, settings), (config.pause_fd,)
+        command, fds = python_module(module, settings), (pause, note)
         engine = Child(name, command, environment, metrics, fds=fds)
         engine.heartbeat_fd = settings.heartbeat_fd
         engine.silence_s, engine.stall_s = silence_s, server.stall_s

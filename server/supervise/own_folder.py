@@ -12,27 +12,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from srm.engine.kept_model import FIRST, copies_of, hold_model, remove, try_lock, unclaimed
+from srm.engine.kept_model import FIRST, hold_model, remove, try_lock
 from srm.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
-NOTE = "weights"
-"""Name of the engines' note of the weights in use."""
+COPIES = "weights"
+"""Name of the folder of copies of the weights in use."""
 _PARENT, _LOCK = "running", "lock"
 
 
 @contextmanager
 def own_folder(data: Path) -> Iterator[Path]:
-    """Yield a new folder in `data`, or in the temp folder where none can be made. It says that no
-    engine has begun yet. Raises ConfigError where there is no temp folder either."""
+    """Yield a new folder in `data`, or in the temp folder where none can be made.
+
+    Raises ConfigError where there is no temp folder either.
+    """
     try:
         folder, file = _made(data.absolute() / _PARENT)
-        unclaimed(folder / NOTE).touch(mode=0o600)
     except OSError as error:
         log.warning("%s: no folder can be made there: %s", data, error.strerror)
         with _temporary() as instead:
-            unclaimed(instead / NOTE).touch(mode=0o600)
             yield instead
         return
     try:
@@ -54,12 +54,12 @@ def _temporary() -> Iterator[Path]:
         yield Path(name)
 
 
-def keep_first(model: Path, note: Path) -> Path | None:
-    """Keep the model that a server begins with beside its note; return where, or None where that
+def keep_first(model: Path, copies: Path) -> Path | None:
+    """Keep the model that a server begins with among the copies; return where, or None where that
     cannot be: a process that is started again then reads the folder as it is by then."""
-    place = copies_of(note) / FIRST
+    place = copies / FIRST
     try:
-        copies_of(note).mkdir(mode=0o700)
+        copies.mkdir(mode=0o700)
         hold_model(model, place)
     except (OSError, CheckpointError) as error:
         log.warning("%s is not kept: %s", model, getattr(error, "strerror", None) or error)

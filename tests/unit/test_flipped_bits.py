@@ -12,11 +12,9 @@ from max.driver import CPU
 
 from srm.engine.device.graph_notes import read_notes
 from srm.engine.device.precompile import PrecompileConfig
-from srm.engine.process.weights_note import Note, encoded, first_weights
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.upstream_config import Constructor, PublishedArgs, read_args
-from srm.engine.wiring import EngineWiring
 from srm.errors import CheckpointError, ConfigError, SnapshotError, SRMError
 from srm.loadtest import recording
 from srm.loadtest.commands.knee import SweepConfig
@@ -27,7 +25,7 @@ from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import chat_template, special_tokens
 from srm.settings import load
 from tests.attack.damage import flipped
-from tests.kit.engines.numpy_runner import TINY, tiny_weights
+from tests.kit.engines.numpy_runner import TINY
 from tests.kit.loads.recorded import recording as recorded
 from tests.kit.serving import write_text_model
 from tests.unit.engine.device.test_graph_notes import keep
@@ -61,12 +59,6 @@ def template(folder: Path) -> Case:
 def tokenizer_config(folder: Path) -> Case:
     content = b'{"bos_token": {"content": "<s>"}, "chat_template": "x"}'
     return made(folder / "tokenizer_config.json", content), partial(special_tokens, folder)
-
-
-def note(folder: Path) -> Case:
-    path = made(folder / "note", encoded(Note(str(folder), "tiny-0", 2, "a")))
-    config = EngineWiring(weights_note=str(path))
-    return path, partial(first_weights, config, lambda _: tiny_weights())
 
 
 def published(folder: Path) -> Case:
@@ -120,7 +112,6 @@ def load_sweep(folder: Path) -> Case:
         (partial(text, name="tokenizer.json"), CheckpointError),
         (template, CheckpointError),
         (tokenizer_config, CheckpointError),
-        (note, CheckpointError),
         (published, ConfigError),
         (settings, ConfigError),
         (graph_note, ConfigError),

@@ -6,6 +6,7 @@ Whoever asks, an engine or the process that drives the change goes, freezes or i
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,6 @@ import msgspec
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.kept_model import unclaimed
 from srm.engine.messages import Done, FromEngine, LoadWeights, PutWeights, ToEngine
 from srm.engine.process.engine import Engine
 from srm.engine.process.weights_note import first_weights
@@ -108,8 +108,8 @@ class Fleet:
 
     def __init__(self, folder: Path, weights: Weights) -> None:
         self.endpoint = f"ipc://{folder}/engine"
-        self._note, self._model = folder / "note", model_folder(folder, weights, 0)
-        unclaimed(self._note).touch()
+        self._folder, self._model = folder, model_folder(folder, weights, 0)
+        self._note = os.memfd_create("note")
         self.engines = [self._start(number) for number in (0, 1)]
         self.starts = 2
 
@@ -120,8 +120,9 @@ class Fleet:
             max_step_rows=8,
             max_step_tokens=32,
             endpoint=endpoint_of(self.endpoint, number),
-            weights_note=str(self._note),
-            snapshot_dir=str(self._note.parent / f"snapshots {number}"),
+            weights_note_fd=self._note,
+            weights_copies=str(self._folder / "copies"),
+            snapshot_dir=str(self._folder / f"snapshots {number}"),
         )
         weights, note = first_weights(config, load)
         runner = NumpyRunner(weights, NUM_SLOTS)

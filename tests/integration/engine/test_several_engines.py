@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from srm.engine.messages import (
     ToEngine,
     join,
 )
+from srm.engine.process.weights_note import SharedNote
 from srm.engine.steps.batch import Batch
 from srm.engine.steps.tokens import step_tokens
 from srm.engine.weights.weights import Weights
@@ -356,7 +358,7 @@ async def test_weights_change_on_all_engines(
 async def test_weights_that_one_engine_cannot_use_are_used_by_none(
     serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
 ) -> None:
-    two = serve(), serve(number=1, weights_note="/no/such/folder/note")
+    two = serve(), serve(number=1, weights_copies="/no/such/folder/copies")
     before = weights_in_use(two)
     async with client_of(endpoint) as client:
         folder = model_folder(tmp_path, weights, 3)
@@ -379,7 +381,8 @@ def cannot_use(served: Served) -> None:
 async def test_weights_that_cannot_be_put_to_use_end_no_request(
     serve: Serve, endpoint: str, weights: Weights, tmp_path: Path, running: Any
 ) -> None:
-    served = serve(weights_note=str(tmp_path / "note"))
+    note = SharedNote(fd := os.memfd_create("note"))
+    served = serve(weights_note_fd=fd)
     cannot_use(served)
     request = request_of("a", n=4, max_tokens=50)
     async with connected(endpoint) as client:
@@ -388,7 +391,7 @@ async def test_weights_that_cannot_be_put_to_use_end_no_request(
         await until(lambda: served.engine.has_work)
         with pytest.raises(SRMError, match=r"seed 3'.* cannot be put to use: .*out of memory"):
             await client.load_weights(model_folder(tmp_path, weights, 3), running)
-        assert not (tmp_path / "note").exists() and served.engine.weights_version == 1
+        assert note.read() is None and served.engine.weights_version == 1
         await client.control(Resume("resume"))
         assert_same(join_outputs(await asked), alone(request, weights))
 
@@ -409,8 +412,8 @@ async def test_weights_stay_while_an_engine_is_away(
 async def test_an_engine_that_missed_a_change_starts_again(
     serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
 ) -> None:
-    note = str(tmp_path / "note")
-    one, late = serve(weights_note=note), serve(number=1, weights_note=note)
+    own = {"weights_note_fd": os.memfd_create("note"), "weights_copies": str(tmp_path / "copies")}
+    one, late = serve(**own), serve(number=1, **own)
     unaware = connected(endpoint_of(endpoint, 1), heartbeat_s=0.02)
     async with connected(endpoint) as client, unaware as away:
         await client.load_weights(model_folder(tmp_path, weights, 3), "continue")
@@ -424,8 +427,8 @@ async def test_a_client_that_dies_while_weights_change_leaves_one_version(
     serve: Serve, endpoint: str, weights: Weights, tmp_path: Path, committed: int
 ) -> None:
     """Before it has told any engine to use them, or when it has told only the first."""
-    note = str(tmp_path / "note") if committed else ""  # engines of one process cannot share one
-    two = serve(weights_note=note), serve(number=1, weights_note=note)
+    own = {"weights_note_fd": os.memfd_create("note"), "weights_copies": str(tmp_path / "copies")}
+    two = serve(**own), serve(number=1, **own)
     folder = model_folder(tmp_path, weights, 3)
     async with client_of(endpoint) as dying:
         staged = LoadWeights("a", folder, "continue", is_staged=True)

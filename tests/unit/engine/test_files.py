@@ -14,9 +14,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from srm.engine.kept_model import INDEX, WEIGHTS, copies_of, hold_model
+from srm.engine.kept_model import INDEX, WEIGHTS, hold_model
 from srm.engine.process.weight_reload import load_weights
-from srm.engine.process.weights_note import Copying
+from srm.engine.process.weights_note import Copying, SharedNote
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.inspect_constraint import read_constraint
 from srm.engine.weights.random_model import write_random_model
@@ -103,9 +103,9 @@ def made(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def changed(folder: Path, within: Path, note: Path) -> str:
+def changed(folder: Path, within: Path, copies: Path) -> str:
     """Return the fingerprint of the weights that an operator's route has an engine load."""
-    copying = Copying(str(note))
+    copying = Copying(SharedNote(), str(copies))
 
     def copy(folder: Path) -> Path:
         return copying.copy(folder, "change", within)
@@ -121,8 +121,8 @@ def test_links_do_not_lead_out_of_the_weights_folder(name: str, tmp_path: Path) 
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret / name)
     with pytest.raises(InvalidRequest, match=rf"{name}: leads outside .*weights"):
-        changed(folder, allowed, tmp_path / "note")
-    assert not (copies_of(tmp_path / "note") / "change").exists()
+        changed(folder, allowed, tmp_path / "copies")
+    assert not (tmp_path / "copies" / "change").exists()
     (folder / name).unlink()
     shutil.copy(secret / name, allowed / "shared")  # within the folder of weights they may
     (folder / name).symlink_to("../shared")
@@ -162,7 +162,7 @@ def test_refuses_what_becomes_a_link_while_it_is_read(
 
     monkeypatch.setattr(os.path, "realpath", resolve)
     with pytest.raises(InvalidRequest, match=r"cannot read .*config\.json"):
-        changed(folder, allowed, tmp_path / "note")
+        changed(folder, allowed, tmp_path / "copies")
     assert swapped.is_symlink()
 
 

@@ -13,7 +13,7 @@ import pytest
 from srm.engine.messages import PROMPT, Done, LoadWeights, Running
 from srm.engine.process.engine import Engine
 from srm.engine.process.weight_reload import WeightReload, load_weights
-from srm.engine.process.weights_note import LoadFolder
+from srm.engine.process.weights_note import LoadFolder, SharedNote
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.weights import Weights
@@ -114,11 +114,10 @@ def make_folder(tmp_path: Path) -> MakeFolder:
 def swap_once(
     engine: Engine,
     folder: Path,
-    note: str = "",
     how: LoadFolder = load,
     running: Running = "finish",
 ) -> Done:
-    reload = WeightReload(engine, how, note)
+    reload = WeightReload(engine, how, SharedNote(), "")
     reload.begin(LoadWeights("a", str(folder), running))
     try:
         with pytest.raises(SwapInProgress, match=str(folder)):
@@ -152,7 +151,7 @@ def test_weights_are_bound_beside_the_steps(
         return bound
 
     monkeypatch.setattr(engine.runner, "bind_weights", bind_late)
-    reload = WeightReload(engine, load, "")
+    reload = WeightReload(engine, load, SharedNote(), "")
     reload.begin(LoadWeights("a", str(folder), "continue"))
     engine.add(request_of(max_tokens=5))
     assert len(run(engine)) == 1 and not reload.is_due()
@@ -181,7 +180,7 @@ def test_a_change_that_was_given_up_is_not_bound(
         return own
 
     monkeypatch.setattr(engine.runner, "bind_weights", bind_noted)
-    reload = WeightReload(engine, load_late, "")
+    reload = WeightReload(engine, load_late, SharedNote(), "")
     reload.begin(LoadWeights("a", str(folder), "continue"))
     assert loaded.wait(60)
     with pytest.raises(EngineUnavailable, match="draining"):
@@ -227,7 +226,7 @@ def test_a_folder_on_a_disk_that_hangs_holds_up_other_changes_and_no_step(
         return load(folder)
 
     engine, folder = engine_of(), make_folder("new")
-    reload = WeightReload(engine, hang, "")
+    reload = WeightReload(engine, hang, SharedNote(), "")
     reload.begin(LoadWeights("a", str(folder)))
     try:
         engine.add(request_of())
@@ -300,12 +299,3 @@ def test_a_folder_must_be_there_and_of_the_same_architecture(make_folder: MakeFo
         with pytest.raises(kind, match=message) as error:
             load_weights(load, folder, TINY)
         assert error.value.param == "path"
-
-
-def test_a_note_that_cannot_be_written_refuses_the_change(
-    make_folder: MakeFolder, tmp_path: Path
-) -> None:
-    engine = engine_of()
-    with pytest.raises(SRMError, match=r"cannot write .*nowhere"):
-        swap_once(engine, make_folder("new"), str(tmp_path / "nowhere" / "weights"))
-    assert engine.status().weights_version == 1

@@ -19,19 +19,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from srm.engine import kept_model
-from srm.engine.kept_model import FIRST, WEIGHTS, copies_of, copy_model, hold_model, unclaimed
+from srm.engine.kept_model import FIRST, WEIGHTS, copy_model, hold_model
 from srm.engine.messages import LoadWeights
 from srm.engine.process import weights_note
 from srm.engine.process.engine import Engine
 from srm.engine.process.weight_reload import WeightReload
-from srm.engine.process.weights_note import Note, first_weights, read_note, started_folder
+from srm.engine.process.weights_note import Note, SharedNote, first_weights, started_folder
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.delta import write_delta
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.wiring import EngineWiring
 from srm.errors import CheckpointError, EngineUnavailable, InvalidRequest, StoreFull
-from srm.files import unsealed
-from tests.attack.damage import flipped
 from tests.kit.engines.making import engine_of, request_of
 from tests.kit.engines.numpy_runner import TINY
 from tests.kit.processes.numpy_engine import load
@@ -46,8 +44,12 @@ def model_folder(folder: Path, seed: int) -> Path:
     return folder
 
 
-def staged(engine: Engine, note: Path, folder: Path, change: str = "a") -> WeightReload:
-    reload = WeightReload(engine, load, str(note))
+def reloading(engine: Engine, config: EngineWiring) -> WeightReload:
+    return WeightReload(engine, load, SharedNote(config.weights_note_fd), config.weights_copies)
+
+
+def staged(engine: Engine, config: EngineWiring, folder: Path, change: str = "a") -> WeightReload:
+    reload = reloading(engine, config)
     reload.begin(LoadWeights(change, str(folder)))
     wait_until(reload.is_due)
     return reload
@@ -55,8 +57,9 @@ def staged(engine: Engine, note: Path, folder: Path, change: str = "a") -> Weigh
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineWiring:
-    unclaimed(tmp_path / "note").touch()
-    return EngineWiring(model=model_folder(tmp_path / "m", 0), weights_note=str(tmp_path / "note"))
+    copies = str(tmp_path / "copies")
+    model = model_folder(tmp_path / "m", 0)
+    return EngineWiring(model=model, weights_note_fd=os.memfd_create("note"), weights_copies=copies)
 
 
 def begun(config: EngineWiring) -> tuple[str, int]:
@@ -66,7 +69,7 @@ def begun(config: EngineWiring) -> tuple[str, int]:
 
 
 def copies(config: EngineWiring) -> set[str]:
-    return {path.name for path in copies_of(config.weights_note).iterdir()} - {"lock", "note"}
+    return {path.name for path in Path(config.weights_copies).iterdir()} - {"lock"}
 
 
 def remove(folder: Path) -> None:
@@ -87,10 +90,10 @@ def test_what_was_put_to_use_outlives_its_folder(
 ) -> None:
     assert begun(config) == ("tiny-0", 1)
     new = model_folder(tmp_path / "new", 1)
-    staged(engine_of(), Path(config.weights_note), new).make()
+    staged(engine_of(), config, new).make()
     spoil(new)
     assert begun(config) == ("tiny-1", 2)
-    spoil(copies_of(config.weights_note) / "a")
+    spoil(Path(config.weights_copies) / "a")
     with pytest.raises(CheckpointError, match=r"version 2, which was put to use.*new"):
         begun(config)
     new.mkdir(exist_ok=True)
@@ -105,7 +108,8 @@ def test_engines_begin_with_the_same_model(config: EngineWiring) -> None:
         begun(config)
     model_folder(config.model, 0)
     assert started_folder(config) == config.model
-    hold_model(config.model, copies_of(config.weights_note) / FIRST)
+    Path(config.weights_copies).mkdir()
+    hold_model(config.model, Path(config.weights_copies) / FIRST)
     rewrite(config.model)
     assert begun(config) == ("tiny-0", 1)
     assert (started_folder(config) / "seed").read_text() == "0"
@@ -122,10 +126,10 @@ def test_a_model_that_is_held_open_outlives_its_folder(tmp_path: Path) -> None:
 def test_the_copy_before_goes_when_the_last_engine_has_changed(
     config: EngineWiring, tmp_path: Path
 ) -> None:
-    note, engines = Path(config.weights_note), (engine_of(), engine_of())
+    engines = engine_of(), engine_of()
     folder = model_folder(tmp_path / "new", 1)
     for change in ("a", "b"):
-        one, other = (staged(engine, note, folder, change) for engine in engines)
+        one, other = (staged(engine, config, folder, change) for engine in engines)
         assert change in copies(config)
         one._copying.end()
         one._copying._busy.acquire()  # it is through: the other one may still need what was
@@ -162,11 +166,11 @@ def delta_of(base: Path, new: Path) -> Path:
 
 
 def test_of_a_delta_the_whole_weights_are_kept(real: EngineWiring, tmp_path: Path) -> None:
-    engine, note, last = engine_of(), Path(real.weights_note), real.model
+    engine, last = engine_of(), real.model
     for version, name in ((2, "a"), (3, "b")):
         new = changed(last, tmp_path / name, version)
         delta = delta_of(last, new)
-        staged(engine, note, delta, name).make()
+        staged(engine, real, delta, name).make()
         shutil.rmtree(delta)
         shutil.rmtree(last)
         assert engine.status().fingerprint == load_checkpoint(new).fingerprint
@@ -224,7 +228,7 @@ def test_a_delta_that_cannot_be_used_changes_nothing(
     spoil(delta, real)
     engine = engine_of()
     with pytest.raises(InvalidRequest, match=message) as raised:
-        staged(engine, Path(real.weights_note), delta)
+        staged(engine, real, delta)
     assert raised.value.param == "path" and "partial" not in raised.value.message
     assert str(delta) in raised.value.message
     wait_until(lambda: not copies(real))
@@ -234,8 +238,8 @@ def test_a_delta_that_cannot_be_used_changes_nothing(
 def test_a_delta_of_nothing_is_the_same_model(real: EngineWiring, tmp_path: Path) -> None:
     same = shutil.copytree(real.model, tmp_path / "same")
     write_delta(real.model, same, tmp_path / "delta")
-    staged(engine_of(), Path(real.weights_note), tmp_path / "delta").make()
-    copied = load_checkpoint(copies_of(real.weights_note) / "a")
+    staged(engine_of(), real, tmp_path / "delta").make()
+    copied = load_checkpoint(Path(real.weights_copies) / "a")
     assert np.array_equal(copied.head, load_checkpoint(real.model).head)
 
 
@@ -247,14 +251,14 @@ def test_a_delta_made_whole_leaves_room_for_results(
     free = Mock(free=kept_model.SPARE_BYTES + size - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     with pytest.raises(StoreFull):
-        staged(engine_of(), Path(real.weights_note), delta)
+        staged(engine_of(), real, delta)
     wait_until(lambda: not copies(real))
 
 
 def test_without_a_copy_of_its_base_a_delta_is_refused(tmp_path: Path) -> None:
     write_random_model(tmp_path / "model", TINY)
     delta = delta_of(tmp_path / "model", changed(tmp_path / "model", tmp_path / "new", 2.0))
-    reload = WeightReload(engine_of(), load, "")
+    reload = WeightReload(engine_of(), load, SharedNote(), "")
     reload.begin(LoadWeights("a", str(delta)))
     with pytest.raises(InvalidRequest, match="is a delta"):
         wait_until(reload.is_due)
@@ -262,7 +266,7 @@ def test_without_a_copy_of_its_base_a_delta_is_refused(tmp_path: Path) -> None:
 
 def test_a_change_that_is_dropped_leaves_no_copy(config: EngineWiring, tmp_path: Path) -> None:
     begun(config)
-    reload = staged(engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1))
+    reload = staged(engine_of(), config, model_folder(tmp_path / "new", 1))
     with pytest.raises(EngineUnavailable):
         reload.check_wanted(has_owner=True, is_draining=True)
     wait_until(lambda: not copies(config))
@@ -275,14 +279,14 @@ def test_a_bug_in_what_removes_copies_leaves_them_to_the_next_change(
     begun(config)
     written: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", written.append)
-    engine, note, folder = engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1)
+    engine, folder = engine_of(), model_folder(tmp_path / "new", 1)
     with monkeypatch.context() as broken:
         broken.setattr(weights_note, "remove", Mock(side_effect=KeyError("a bug")))
-        staged(engine, note, folder, "a").make()
+        staged(engine, config, folder, "a").make()
         wait_until(lambda: written)
     assert [args.exc_type for args in written] == [KeyError]
     assert copies(config) == {"a", "a.lock"}
-    staged(engine, note, folder, "b").make()
+    staged(engine, config, folder, "b").make()
     wait_until(lambda: copies(config) == {"b"})
 
 
@@ -303,12 +307,12 @@ def test_a_disk_that_does_not_remove_a_copy_holds_up_the_next_change_and_no_step
         return is_locked
 
     monkeypatch.setattr(weights_note, "remove", hang)
-    engine, note, folder = engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1)
-    staged(engine, note, folder, "a").make()
+    engine, folder = engine_of(), model_folder(tmp_path / "new", 1)
+    staged(engine, config, folder, "a").make()
     try:
         assert asked.wait(120)
         monkeypatch.setattr(kept_model, "try_lock", tell)
-        reload = WeightReload(engine, load, str(note))
+        reload = reloading(engine, config)
         reload.begin(LoadWeights("b", str(folder)))
         assert waits.wait(120), "for the lock of what removes"
         assert not reload.is_due()
@@ -329,7 +333,7 @@ def test_a_full_disk_refuses_the_change(
     monkeypatch.setattr(kept_model, "_reflink", lambda *_: False)
     engine = engine_of()
     with pytest.raises(StoreFull, match=r"cannot keep a copy of .*new.*No space left"):
-        staged(engine, Path(config.weights_note), model_folder(tmp_path / "new", 1))
+        staged(engine, config, model_folder(tmp_path / "new", 1))
     wait_until(lambda: not copies(config))
     assert engine.weights_version == 1
 
@@ -366,7 +370,7 @@ def test_a_process_killed_at_any_line_leaves_no_half_copy(tmp_path: Path) -> Non
     assert line > 30
 
 
-def killed_at(line: int, work: Callable[[], object]) -> bool:
+def killed_at(line: int, work: Callable[[], object], file: str = kept_model.__file__) -> bool:
     """Do the work in a process that ends, as by SIGKILL, at this line of it; whether it was through
     before."""
     if (pid := os.fork()) == 0:
@@ -374,7 +378,7 @@ def killed_at(line: int, work: Callable[[], object]) -> bool:
 
         def trace(frame: FrameType, event: str, _argument: object) -> Any:
             nonlocal count
-            if frame.f_code.co_filename != kept_model.__file__:
+            if frame.f_code.co_filename != file:
                 return None
             if event == "line":
                 count += 1
@@ -393,82 +397,30 @@ def killed_at(line: int, work: Callable[[], object]) -> bool:
 
 def test_the_note_is_written_once(config: EngineWiring) -> None:
     begun(config)
-    first = read_note(Path(config.weights_note))
+    shared = SharedNote(config.weights_note_fd)
+    first = shared.read()
     assert first is not None and (first.weights_version, first.change) == (1, FIRST)
     begun(config)
-    assert read_note(Path(config.weights_note)) == first
-    assert [path.name for path in Path(config.weights_note).parent.iterdir() if path.is_file()] == [
-        "note"
-    ]
+    assert (shared.read(), shared.number) == (first, 1)
 
 
-def test_no_engine_begins_with_the_first_model_because_the_note_is_lost(
-    config: EngineWiring, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    begun(config)
-    note = Path(config.weights_note)
-    staged(engine_of(), note, model_folder(tmp_path / "new", 1)).make()
-    note.unlink()
-    assert begun(config) == ("tiny-1", 2)
-    assert f"{copies_of(note) / 'note'} is read instead: {note} is not there" in caplog.text
-    shutil.rmtree(copies_of(note))
-    with pytest.raises(CheckpointError, match=r"nothing says which weights .*start anew"):
-        begun(config)
-    assert not note.exists()
+def test_the_first_engine_that_begins_decides_for_the_others(config: EngineWiring) -> None:
+    shared = SharedNote(config.weights_note_fd)
+    ours, theirs = (Note("/m", fingerprint, 1, FIRST) for fingerprint in ("tiny-0", "tiny-1"))
+    assert shared.claim(theirs) == theirs
+    assert shared.claim(ours) == theirs == SharedNote(config.weights_note_fd).read()
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_flipped_bit_of_the_note_changes_no_weights(
-    config: EngineWiring, tmp_path: Path, number: int
-) -> None:
-    """Of either copy, of the first model's and of a later one's."""
-    begun(config)
-    note = Path(config.weights_note)
-    if number == 2:
-        staged(engine_of(), note, model_folder(tmp_path / "new", 1)).make()
-    expected, second = (f"tiny-{number - 1}", number), copies_of(note) / "note"
-    whole = note.read_bytes()
-    assert second.read_bytes() == whole
-    for changed in flipped(whole, most=0):
-        note.write_bytes(changed)
-        assert read_note(note) == msgspec.json.decode(unsealed(whole), type=Note), changed
-    for changed in flipped(whole):
-        note.write_bytes(changed)
-        assert begun(config) == expected, changed
-        assert second.read_bytes() == whole
-        second.unlink()
-        with pytest.raises(CheckpointError, match=r"nothing says which weights .*start anew"):
-            begun(config)
-        note.write_bytes(whole)
-        second.write_bytes(changed)
-        assert begun(config) == expected, changed
-        assert second.read_bytes() == whole
-
-
-def test_the_second_note_never_says_what_was_before(
-    config: EngineWiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the disk takes it, and whoever else writes it."""
-    begun(config)
-    note, folder = Path(config.weights_note), model_folder(tmp_path / "new", 1)
-    engine, second = engine_of(), copies_of(note) / "note"
-    staged(engine, note, folder, "a").make()
-    write, reload = Path.write_bytes, staged(engine, note, folder, "b")
-
-    def change_meanwhile(path: Path, data: bytes) -> int:
-        monkeypatch.undo()
-        reload.make()
-        return write(path, data)
-
-    monkeypatch.setattr(Path, "write_bytes", change_meanwhile)
-    assert begun(config) == ("tiny-1", 2), "it has read the note before, and starts again soon"
-    assert second.read_bytes() == note.read_bytes()
-    reload = staged(engine, note, folder, "c")
-    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError("full")))
-    reload.make()
-    monkeypatch.undo()
-    assert not second.exists()
-    assert begun(config) == ("tiny-1", 4)
+def test_a_process_killed_at_any_line_leaves_a_whole_note(config: EngineWiring) -> None:
+    shared = SharedNote(config.weights_note_fd)
+    shared.write(before := Note("/before", "tiny-0", 1, FIRST))
+    after, is_over, line = Note("/after", "tiny-1", 2, "a"), False, 0
+    while not is_over:
+        line += 1
+        is_over = killed_at(line, lambda: shared.write(after), weights_note.__file__)
+        assert shared.read() in {before, after}
+        shared.write(before)
+    assert line > 5
 
 
 def test_a_change_dropped_before_its_copy_begins_holds_no_lock(
@@ -476,12 +428,12 @@ def test_a_change_dropped_before_its_copy_begins_holds_no_lock(
 ) -> None:
     """Another engine may refuse it before this one's thread has come to the copy."""
     begun(config)
-    note, new = Path(config.weights_note), model_folder(tmp_path / "new", 1)
-    dropped = weights_note.Copying(str(note))
+    new, shared = model_folder(tmp_path / "new", 1), SharedNote(config.weights_note_fd)
+    dropped = weights_note.Copying(shared, config.weights_copies)
     dropped.end()
     with pytest.raises(EngineUnavailable, match="not wanted any more"):
         dropped.copy(new, "dropped")
     engine = engine_of()
     for number in range(1, 4):
-        staged(engine, note, model_folder(tmp_path / f"n{number}", number), f"{number}").make()
+        staged(engine, config, model_folder(tmp_path / f"n{number}", number), f"{number}").make()
     wait_until(lambda: copies(config) - {FIRST} == {"3"})

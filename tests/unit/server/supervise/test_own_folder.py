@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from srm.engine.kept_model import unclaimed
 from srm.errors import ConfigError
-from srm.server.supervise.own_folder import NOTE, keep_first, own_folder
+from srm.server.supervise.own_folder import COPIES, keep_first, own_folder
 
 
 def test_each_server_has_a_folder_which_goes_with_it(tmp_path: Path) -> None:
     with own_folder(tmp_path) as one, own_folder(tmp_path) as other:
         assert one != other and one.parent == other.parent == tmp_path / "running"
-        (one / "weights.copies").mkdir()
+        (one / COPIES).mkdir()
     assert not list((tmp_path / "running").iterdir())
 
 
@@ -37,7 +36,6 @@ def test_where_none_can_be_made_another_place_is_taken(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with own_folder(tmp_path / "file" / "data") as folder:
         assert folder.parent == tmp_path
-        assert unclaimed(folder / NOTE).exists(), "an engine may begin there"
     assert "no folder can be made there" in caplog.text
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="TMPDIR"), own_folder(tmp_path / "file" / "data"):
