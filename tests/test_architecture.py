@@ -143,6 +143,7 @@ MAY_OPEN = {
     "srm.cores": _KERNEL,
     "srm.memory": _KERNEL,
     "engine.device.processor": _KERNEL,
+    "engine.process.weights_note": "memory that engines share, which is no file of a folder",
     "training.precision": _KERNEL,
     "server.supervise.supervisor": _KERNEL,
     "server.routes.scrape": _KERNEL,
