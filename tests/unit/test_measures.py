@@ -53,7 +53,7 @@ MOST = {
     "words by hand": 55_600,
     "entries at the top": 27,
 }
-"""What there was at the last count and one in a hundred more; a feature that needs more raises it."""
+"""The last count and one in a hundred more. A feature that needs more raises it."""
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git counts, and this is no clone")
