@@ -74,6 +74,8 @@ class Reach(NamedTuple):
     """The tokens of the end found last."""
     is_forced: bool = False
     """Whether the first token of that end alone is allowed."""
+    is_stale: bool = False
+    """Whether that end is of a text before this one, and not known to end this one."""
     again: int = _ALWAYS
     """Tokens left at which an end is sought again, after none was found."""
 
@@ -155,14 +157,14 @@ class Closing:
         elif known.most >= 0:
             most = known.most + self._rise * (self._openings.counts[last] or not known.is_free)
             if left > most + self._margin:
-                return Reach(most, is_free, known.end)
+                return Reach(most, is_free, known.end, is_stale=True)
             end = known.end
         else:
             if left > min(known.again, self._longest + self._margin):
                 return known
             end = None
         is_same = last is not None and (
-            known.is_free and is_free and not self._openings.counts[last]
+            known.is_free and is_free and not known.is_stale and not self._openings.counts[last]
         )  # within one string its end stays the same
         if last is not None and (end is None or not (is_same or self._is_end(matcher, end))):
             if self in looks.failed or not looks.left:

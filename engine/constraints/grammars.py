@@ -285,13 +285,12 @@ class Matchers:
         ]
         if behind:
             consume_token_par(_executor(), behind)
-        for slot in [slot for slot, own in zip(slots, known, strict=True) if own is None]:
-            grammar, token_ids = find(slot)
-            self._of[slot] = grammar.start(token_ids), grammar
+        self._make_missing(slots, find)
         num_words = self._of[slots[0]][1].num_words
         masks = make_masks([self._of[slot][0] for slot in slots], num_words)
         for place in np.flatnonzero(~masks.any(axis=1)).tolist():
             masks[place] = self._try_again(slots[place], find)
+        self._make_missing(slots, find)  # of a grammar that was renewed
         if (grown := resident_bytes() - held) > 0:
             self._count_learnt({self._of[slot][1] for slot in slots}, grown)
         for slot in list(islice(self._of, max(0, len(self._of) - MAX_MATCHERS))):
@@ -299,6 +298,12 @@ class Matchers:
         self.num_masks += len(masks)
         self.seconds += time.perf_counter() - started
         return masks
+
+    def _make_missing(self, slots: list[int], find: Callable[[int], tuple[Grammar, bytes]]) -> None:
+        for slot in slots:
+            if slot not in self._of:
+                grammar, token_ids = find(slot)
+                self._of[slot] = grammar.start(token_ids), grammar
 
     def _count_learnt(self, grammars: set[Grammar], num_bytes: int) -> None:
         for grammar in grammars:
@@ -350,6 +355,8 @@ class Matchers:
                     waiting.append(row)
                 else:
                     self._reaches[slot] = reach or UNKNOWN
+            else:
+                self._reaches.pop(slot, None)
         return waiting
 
     def _try_again(self, slot: int, find: Callable[[int], tuple[Grammar, bytes]]) -> I32:

@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 
 from srm.engine.constraints.closing import LONGEST, LOOKS, UNKNOWN, Openings, make_closing
 from srm.engine.constraints.constraint import json_constraint
-from srm.engine.constraints.grammars import Grammar, Matchers
+from srm.engine.constraints.grammars import RENEWED_AFTER, Grammar, Matchers
 from tests.kit.engines.tables import of_demo
 
 ENDINGS: list[dict[str, Any]] = [
@@ -39,8 +39,11 @@ ENDINGS += [
 def masked(schema: dict[str, Any]) -> Grammar:
     """The grammar, over the demo's tokens, of objects of these and of any other properties."""
     fields = {"e": schema, "meta": {"type": "object"}}
-    whole = {"type": "object", "properties": fields, "required": [*fields]}
-    vocabulary, constraint = of_demo(), json_constraint(whole)
+    return grammar_of({"type": "object", "properties": fields, "required": [*fields]})
+
+
+def grammar_of(schema: dict[str, Any]) -> Grammar:
+    vocabulary, constraint = of_demo(), json_constraint(schema)
     grammar = Grammar(partial(vocabulary.matcher, constraint), len(vocabulary.tokens))
     openings = Openings(vocabulary.tokens, grammar.num_words)
     grammar.closing = make_closing(constraint, vocabulary.tokenizer, openings, grammar.start)
@@ -89,6 +92,15 @@ def test_masked_json_ends_where_a_repetition_must_be_left(schema: dict[str, Any]
         assert "meta" in json.loads(text)
 
 
+@pytest.mark.parametrize("least", [0, 4])
+def test_the_end_of_a_long_string_is_that_of_its_text(least: int) -> None:
+    """The end of the empty text, a whole string, was written within the string."""
+    grammar = grammar_of({"type": "string", "minLength": least})
+    for max_tokens in (20, 30, 39):
+        texts, _ = sample_rows(grammar, [*range(60)], max_tokens)
+        assert all(isinstance(json.loads(text), str) for text in texts)
+
+
 def test_masked_json_is_the_same_alone_and_among_many() -> None:
     grammar, seeds = masked(ENDINGS[0]), [*range(300)]
     texts, num_waits = sample_rows(grammar, seeds, 100)
@@ -134,3 +146,14 @@ def test_the_ends_of_a_step_take_a_bounded_number_of_looks() -> None:
         ended |= {row for row in rows if matchers._reaches.get(row, UNKNOWN).most >= 0}
     assert ended == {row for row in rows if row % 10 == 9}
     assert in_all <= 100 * 100 * LONGEST
+
+
+def test_rows_of_a_grammar_go_on_when_one_has_it_renewed() -> None:
+    """The engine ended with a KeyError: renewing drops the matchers of all rows."""
+    grammar, matchers = grammar_of({"type": "string"}), Matchers()
+    quote, letter = (of_demo().tokens.index(text) for text in (b'"', b"a"))
+    text = np.array([quote, letter], np.int32).tobytes()
+    matchers.next_masks([0, 1], [letter] * 2, partial(find_at, grammar, text))
+    matchers.num_masks = RENEWED_AFTER
+    masks = matchers.next_masks([0, 1], [letter, of_demo().eos], partial(find_at, grammar, text))
+    assert masks.any(axis=1).all() and {*matchers._of} == {0, 1}
