@@ -26,6 +26,7 @@ from srm.server.schema.structured_outputs import ConstraintSource, Kind
 from srm.server.text.text import Text
 from tests.kit.bodies.refusals import completion
 from tests.kit.engines.matching import accepts
+from tests.kit.engines.served_engine import until
 
 LARGE = {"enum": list(range(100_000))}
 NESTED = {
@@ -374,12 +375,14 @@ async def test_no_more_are_kept_than_there_is_room_for(
 
 async def test_what_is_kept_holds_no_bodies(text: Text) -> None:
     constraints = Constraints(text)
-    before = psutil.Process().memory_info().rss
-    for number in range(8):
-        body = b'{"a":{"const":%d},"b":"%b"}' % (number, b" " * 2**24)
+    bodies = [b'{"a":{"const":%d},"b":"%b"}' % (number, b" " * 2**16) for number in range(8)]
+    unused = [b" " * 2**16 for _ in bodies]
+    for body in bodies:
         schema = msgspec.json.decode(body, type=dict[str, Raw])["a"]
         assert await make(constraints, ConstraintSource("json", "json", schema))
-    assert psutil.Process().memory_info().rss - before < 3 * 2**24
+        assert sys.getrefcount(body) > 3, "the schema is a view of it"
+    del body, schema
+    await until(lambda: [*map(sys.getrefcount, bodies)] == [*map(sys.getrefcount, unused)])
     constraints.close()
 
 
