@@ -1,1 +1,1 @@
-"""What is measured and tried: benchmarks, the paper's experiments, and the records of both."""
+"""Benchmarks, the paper's experiments, and the records of both."""

@@ -1,5 +1,5 @@
-"""Measures memory, bounds what is kept in it, sets how often Python collects garbage, and copies to
-huge pages."""
+"""Measures memory, bounds what is kept in it, shares texts in it between processes, sets how often
+Python collects garbage, and copies to huge pages."""
 
 from __future__ import annotations
 

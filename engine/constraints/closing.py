@@ -84,7 +84,7 @@ UNKNOWN = Reach(-1, False)
 
 
 class Looks:
-    """What the searches of one step may still do."""
+    """The budget that all searches of a step share."""
 
     def __init__(self, left: int = LOOKS) -> None:
         self.left = left
@@ -93,7 +93,7 @@ class Looks:
 
 
 class _Inside:
-    """What a search did within the string or number that it is in."""
+    """A search's record of the string or number that it is in."""
 
     def __init__(self, words: Sequence[bytes]) -> None:
         self.words = list(words)
@@ -135,7 +135,7 @@ class Closing:
                 for place in range(len(text) - 1, -1, -1)
                 if not place or text[place - 1] in b'"{[]}:,'
             ]
-        """What may be left of that end behind a quotation mark, bracket or the like."""
+        """The parts of that end that begin behind a quotation mark, bracket, comma or colon."""
         self._longest = max(LONGEST, len(self._start or ()))
 
     def restrict(

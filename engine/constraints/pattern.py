@@ -42,7 +42,7 @@ LONG_FORMATS = {
     "hostname": "^.{1,253}$",
     "uri": "",
 }
-"""What to ask instead where a text of FORMATS does not meet the pattern and lengths beside it."""
+"""The advice for a format whose texts do not meet the pattern and lengths beside it."""
 
 _PARTS = re.compile(
     r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[pP](?:\{[^}]*\}|.)|\\.|\.|"

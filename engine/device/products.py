@@ -20,7 +20,7 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 MULTIPLES = (256, 256)
-"""What in_features and out_features must be multiples of for "own"."""
+"""Numbers of which in_features and out_features must be multiples for "own"."""
 OPS = {"own": "srm_linear_sm90", "plain": "srm_linear_plain"}
 FLOAT8 = DType.float8_e4m3fn
 """Of the products of channel mixers, "own" alone; all else of such a model is bfloat16."""

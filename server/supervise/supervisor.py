@@ -56,7 +56,7 @@ _BEAT = struct.Struct("dd")
 
 
 class _Beat(NamedTuple):
-    """What `Heartbeat` wrote last."""
+    """The numbers that `Heartbeat` wrote last."""
 
     at: float
     steps: float

@@ -40,7 +40,7 @@ class TemplateFailed(Exception):
 
 
 class TemplateSource(msgspec.Struct):
-    """What a process is to render."""
+    """A chat template, and the texts that it may use."""
 
     source: str
     variables: dict[str, str]

@@ -151,6 +151,11 @@ def test_a_class_that_max_tokens_ends_is_parsed(
         model="tiny", messages=MESSAGES, response_format=kind, n=20, max_completion_tokens=40
     )
     assert all(isinstance(choice.message.parsed, kind) for choice in parsed.choices)
+    with client.chat.completions.stream(
+        model="tiny", messages=MESSAGES, response_format=kind, n=20, max_completion_tokens=40
+    ) as stream:
+        whole = stream.get_final_completion()
+    assert all(isinstance(choice.message.parsed, kind) for choice in whole.choices)
 
 
 def test_an_id_that_is_taken_is_a_conflict(client: openai.OpenAI) -> None:

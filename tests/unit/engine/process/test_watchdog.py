@@ -62,7 +62,7 @@ def test_a_watchdog_that_gets_no_thread_ends_nothing_and_says_so_once(
     assert caplog.text.count("nobody watches this process for now: unable to start") == 1
 
 
-def test_a_heartbeat_shows_when_it_last_progressed_and_how_many_steps_were_made(
+def test_a_heartbeat_shows_its_time_and_number_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watchdog, "REARM_S", 0.0)
