@@ -59,6 +59,7 @@ _MOST_WORDS, _MOST_NAMES = 16, 48
 """Most of them that are tried, and most names of properties that objects must have."""
 _MOST_BRANCHES = 8
 """Most branches of a place that are tried for a shorter end of an empty text."""
+_BITS: I32 = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 _SPARE = 8
 """Tokens that a text is longer at most by one that begins nothing, as half a character or -."""
 
@@ -309,7 +310,7 @@ class Closing:
 
 
 def _allow(mask: I32, token: int) -> None:
-    mask[token // 32] |= np.array(1 << token % 32, np.uint32).astype(np.int32)
+    mask[token // 32] |= _BITS[token % 32]
 
 
 class Openings:
