@@ -59,16 +59,13 @@ def test_it_solves_held_out_problems(demo_server: Server) -> None:
     assert 0.2 < np.mean(right) < 0.7
 
 
-def test_it_answers_what_its_card_says_it_answers(demo_server: Server) -> None:
-    rows = re.findall(
-        r"^\| (.*\?) \| (\d+) \| (\d+) \|", (DEMO_MODEL / "README.md").read_text(), re.M
-    )
-    prompts = [f"Question: {question}\nAnswer:" for question, _, _ in rows]
+def test_it_answers_wrongly_what_its_card_says_it_does(demo_server: Server) -> None:
+    card = (DEMO_MODEL / "README.md").read_text()
+    rows = re.findall(r"^- (.*\?) It answers (\d+): ", card, re.M)
+    prompts = [f"Question: {question}\nAnswer:" for question, _ in rows]
     choices = demo_server.post(prompt=prompts, max_tokens=96, temperature=0).json()["choices"]
-    answers = [extract_answer(choice["text"]) for choice in choices]
-    is_right = [int(right) == answer for (_, right, _), answer in zip(rows, answers, strict=True)]
-    assert is_right == [right == shown for _, right, shown in rows]
-    assert 2 < sum(is_right) < len(is_right) - 2
+    assert [extract_answer(choice["text"]) for choice in choices] == [int(said) for _, said in rows]
+    assert len(rows) == 4
 
 
 def test_it_answers_its_cards_example_of_each_kind_rightly(demo_server: Server) -> None:

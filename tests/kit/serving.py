@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import re
@@ -134,8 +135,9 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        atexit.register(self.process.kill)  # a test that failed may have left it
         self._ready = threading.Event()
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._ready.wait(start_s) or not self._url():
             self.process.kill()
@@ -200,6 +202,7 @@ class Server:
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._data.cleanup()
+        atexit.unregister(self.process.kill)
         return code
 
     def __enter__(self) -> Server:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 import srm.__main__ as srm
+from srm.server.supervise.own_folder import COPIES
 from tests.kit.processes.held_engine import held, release
 from tests.kit.serving import (
     CHAT_TEMPLATE,
@@ -314,8 +315,8 @@ def test_without_its_copy_and_its_folder_a_crash_ends_the_server(
     server = Server(folders / "first", *flags)
     done = reload_weights(server, gone)
     shutil.rmtree(gone)
-    for copies in (tmp_path / "data" / "running").glob("*/weights.copies/*/"):
-        shutil.rmtree(copies)
+    (copies,) = (tmp_path / "data" / "running").glob(f"*/{COPIES}")
+    shutil.rmtree(copies)
     os.kill(children(server)["engine"], signal.SIGKILL)
     assert server.wait() == 3
     text = "".join(server.lines)

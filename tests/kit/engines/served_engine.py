@@ -27,7 +27,7 @@ class Served:
         self.engine = engine
         self.process = EngineProcess(engine, config, client_timeout_s, load=load)
         self.exit_code: int | None = None
-        self._thread = threading.Thread(target=self.run)
+        self._thread = threading.Thread(target=self.run, daemon=True)
         self._thread.start()
 
     def run(self) -> None:
