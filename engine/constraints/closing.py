@@ -59,7 +59,8 @@ _MOST_WORDS, _MOST_NAMES = 16, 48
 """Most of them that are tried, and most names of properties that objects must have."""
 _MOST_BRANCHES = 8
 """Most branches of a place that are tried for a shorter end of an empty text."""
-_BITS: I32 = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
+BITS: I32 = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
+"""A word of a mask by the token, of 32, that it allows."""
 _SPARE = 8
 """Tokens that a text is longer at most by one that begins nothing, as half a character or -."""
 
@@ -74,7 +75,7 @@ class Reach(NamedTuple):
     end: tuple[int, ...] = ()
     """The tokens of the end found last."""
     is_forced: bool = False
-    """Whether the first token of that end alone is allowed."""
+    """Whether the text goes on with that end and nothing else."""
     is_stale: bool = False
     """Whether that end is of a text before this one, and not known to end this one."""
     again: int = _ALWAYS
@@ -123,12 +124,12 @@ class Closing:
         self._words = words
         self._may_be_text = may_be_text
         self._tokenizer = tokenizer
-        self._openings = openings
+        self.openings = openings
         self._rise = min(rise, LONGEST)  # no longer one would be found
         self._margin = self._rise + _SPARE
         self._rests: list[tuple[bytes, list[int]]] = []
         text = self._find_start(start)
-        self._start = None if text is None else self._tokens(text)
+        self.start = None if text is None else self._tokens(text)
         """The end of an empty text; None if it is too long."""
         if text is not None:
             self._rests = [
@@ -137,37 +138,41 @@ class Closing:
                 if not place or text[place - 1] in b'"{[]}:,'
             ]
         """The parts of that end that begin behind a quotation mark, bracket, comma or colon."""
-        self._longest = max(LONGEST, len(self._start or ()))
+        self._longest = max(LONGEST, len(self.start or ()))
+
+    def begin(self, mask: I32, is_free: bool, left: int) -> Reach:
+        """As `restrict`, of an empty text."""
+        return self._leave(mask, is_free, left, self.start)
 
     def restrict(
-        self, mask: I32, left: int, known: Reach, last: int | None, matcher: LLMatcher, looks: Looks
+        self,
+        mask: I32,
+        is_free: bool,
+        left: int,
+        known: Reach,
+        last: int,
+        matcher: LLMatcher,
+        looks: Looks,
     ) -> Reach | None:
         """Leave in a mask only tokens after which the text can end, in place.
 
-        `left`: tokens that may be sampled, this one included. `known`: what this returned for the
-        text before its `last` token; UNKNOWN: nothing is known of it. Returns the same of this one,
-        or None, and leaves the mask as it is, if an end is to be sought and `looks` has too little
-        left.
+        `is_free`: `Openings.are_free` of the mask. `left`: tokens that may be sampled, this one
+        included. `known`: what this returned for the text before its `last` token; UNKNOWN: nothing
+        is known of it. Returns the same of this one, or None, and leaves the mask as it is, if an
+        end is to be sought and `looks` has too little left.
         """
-        if known.is_forced and known.end[1:] and last == known.end[0]:
-            return self._force(mask, known.end[1:])
-        free = self._openings.free
-        is_free = bool((mask & free == free).all())
-        if last is None:
-            end = self._start
-        elif known.most >= 0:
-            most = known.most + self._rise * (self._openings.counts[last] or not known.is_free)
+        is_opening = bool(self.openings.counts[last])
+        end: tuple[int, ...] | None = None
+        if known.most >= 0:
+            most = known.most + self._rise * (is_opening or not known.is_free)
             if left > most + self._margin:
                 return Reach(most, is_free, known.end, is_stale=True)
             end = known.end
-        else:
-            if left > min(known.again, self._longest + self._margin):
-                return known
-            end = None
-        is_same = last is not None and (
-            known.is_free and is_free and not known.is_stale and not self._openings.counts[last]
-        )  # within one string its end stays the same
-        if last is not None and (end is None or not (is_same or self._is_end(matcher, end))):
+        elif left > min(known.again, self._longest + self._margin):
+            return known
+        # Within one string its end stays the same.
+        is_same = known.is_free and is_free and not known.is_stale and not is_opening
+        if end is None or not (is_same or self._is_end(matcher, end)):
             if self in looks.failed or not looks.left:
                 return None
             allowed = min(looks.left, LONGEST)
@@ -177,28 +182,29 @@ class Closing:
             end = None if text is None else self._tokens(text)
             if end is None:
                 looks.failed.add(self)
+        return self._leave(mask, is_free, left, end)
+
+    def _leave(self, mask: I32, is_free: bool, left: int, end: tuple[int, ...] | None) -> Reach:
+        """Leave in a mask the tokens after which this end, or one not much longer, has room."""
         if end is None:
             return Reach(-1, is_free, again=left // 2)
         is_whole = len(end) == 1
         if left <= len(end) + self._margin and not (is_whole and self._may_be_text):
             if is_free and left > len(end) + _SPARE:
-                mask &= self._openings.plain
+                mask &= self.openings.plain
                 _allow(mask, end[0])
             elif left == 1 or not is_whole:
-                return self._force(mask, end)
+                mask[:] = 0
+                _allow(mask, end[0])
+                return Reach(len(end), False, end, is_forced=True)
         return Reach(len(end), is_free, end)
-
-    def _force(self, mask: I32, end: tuple[int, ...]) -> Reach:
-        mask[:] = 0
-        _allow(mask, end[0])
-        return Reach(len(end), False, end, is_forced=True)
 
     def _tokens(self, text: bytes) -> tuple[int, ...]:
         return (*self._tokenizer.tokenize_bytes(text), self._tokenizer.eos_token)
 
     def _spell(self, text: bytes) -> list[int]:
         """As `_tokens`, a byte each."""
-        return [*map(self._openings.bytes.__getitem__, text), self._tokenizer.eos_token]
+        return [*map(self.openings.bytes.__getitem__, text), self._tokenizer.eos_token]
 
     def _is_end(self, matcher: LLMatcher, end: Iterable[int]) -> bool:
         tokens = [*end]
@@ -215,11 +221,11 @@ class Closing:
             for byte in allowed if len(allowed) <= _MOST_BRANCHES else ():
                 if byte != best[place]:
                     branch = start.deep_copy()
-                    branch.consume_token(self._openings.bytes[byte])
+                    branch.consume_token(self.openings.bytes[byte])
                     rest = self._find_bytes(branch, looks, len(best) - place - 2)
                     if rest is not None:
                         best = best[:place] + bytes([byte]) + rest
-            start.consume_token(self._openings.bytes[best[place]])
+            start.consume_token(self.openings.bytes[best[place]])
             place += 1
         return best
 
@@ -246,7 +252,7 @@ class Closing:
                 string.num_chosen += 1
                 string.used.update(chosen)
                 string.before = allowed
-            matcher.consume_tokens([self._openings.bytes[byte] for byte in chosen])
+            matcher.consume_tokens([self.openings.bytes[byte] for byte in chosen])
             text += chosen
         return bytes(text) if matcher.is_accepting() else None
 
@@ -261,7 +267,7 @@ class Closing:
         if not is_string and self._closes(matcher):
             return b'"', [_QUOTE]
         for order in (_IN_STRING if is_string else _OUTSIDE, _BEYOND):
-            known, fits = self._openings.bytes, matcher.validate_tokens
+            known, fits = self.openings.bytes, matcher.validate_tokens
             if allowed := [own for own in order if own in known and fits([known[own]])]:
                 break
         return ends, allowed
@@ -302,7 +308,7 @@ class Closing:
         return bytes([min(fresh or allowed, key=inside.used.__getitem__)])
 
     def _fits(self, matcher: LLMatcher, *text: int) -> bool:
-        known = self._openings.bytes
+        known = self.openings.bytes
         try:
             return matcher.validate_tokens([known[byte] for byte in text]) == len(text)
         except KeyError:  # the vocabulary has no such byte
@@ -310,7 +316,7 @@ class Closing:
 
 
 def _allow(mask: I32, token: int) -> None:
-    mask[token // 32] |= _BITS[token % 32]
+    mask[token // 32] |= BITS[token % 32]
 
 
 class Openings:
@@ -332,6 +338,11 @@ class Openings:
         """The mask of tokens that begin nothing."""
         self.free = mask_of(known[byte] for byte in _FREE if byte in known)
         """The mask of bytes that are all allowed only within strings of any characters."""
+
+    def are_free(self, masks: I32) -> list[bool]:
+        """Whether each text of these masks stands within a string of any characters."""
+        free: list[bool] = (masks & self.free == self.free).all(axis=1).tolist()
+        return free
 
 
 def make_closing(

@@ -31,6 +31,7 @@ from srm.cores import available_cores
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.closing import (
+    BITS,
     UNKNOWN,
     Closing,
     Looks,
@@ -252,6 +253,8 @@ class Matchers:
         self._of: dict[int, tuple[LLMatcher, Grammar]] = {}
         self._renewing: set[Grammar] = set()
         self._reaches: dict[int, Reach] = {}
+        self._ends: dict[int, tuple[int, ...]] = {}
+        """Tokens with which the texts of some slots go on and end: the first is allowed now."""
         self._waiting: dict[int, None] = {}
         """Slots for whose ends no step had looks left since their last token, in turn."""
         self.num_masks = 0
@@ -264,6 +267,7 @@ class Matchers:
         for slot in slots:
             self._of.pop(slot, None)
             self._reaches.pop(slot, None)
+            self._ends.pop(slot, None)
             self._waiting.pop(slot, None)
 
     def next_masks(
@@ -274,7 +278,34 @@ class Matchers:
         `tokens` are the last ones, before which a slot's mask was made if it is known here. `find`
         returns the grammar and all tokens, int32, of one that is not.
         """
-        started, held = time.perf_counter(), resident_bytes()
+        started = time.perf_counter()
+        at_end = np.array([*map(self._goes_on, slots, tokens)])
+        masks = np.zeros((len(slots), find(slots[0])[0].num_words), np.int32)
+        if at_end.any():
+            rows = np.flatnonzero(at_end)
+            allowed = np.array([self._ends[slots[row]][0] for row in rows.tolist()])
+            masks[rows, allowed // 32] = BITS[allowed % 32]
+        if not at_end.all():
+            rest = np.flatnonzero(~at_end).tolist()
+            own_slots, own_tokens = [slots[row] for row in rest], [tokens[row] for row in rest]
+            masks[rest] = self._match(own_slots, own_tokens, find)
+        self.num_masks += len(masks)
+        self.seconds += time.perf_counter() - started
+        return masks
+
+    def _goes_on(self, slot: int, token: int) -> bool:
+        """Whether a text goes on with its end behind this token; forgets an end that it left."""
+        end = self._ends.pop(slot, ())
+        if len(end) < 2 or end[0] != token:
+            return False
+        self._ends[slot] = end[1:]
+        return True
+
+    def _match(
+        self, slots: list[int], tokens: list[int], find: Callable[[int], tuple[Grammar, bytes]]
+    ) -> I32:
+        """As `next_masks`, of those that do not go on with a known end."""
+        held = resident_bytes()
         for grammar in list(self._renewing):
             self._take_renewed(grammar)
         known = [self._of.get(slot) for slot in slots]
@@ -295,8 +326,6 @@ class Matchers:
             self._count_learnt({self._of[slot][1] for slot in slots}, grown)
         for slot in list(islice(self._of, max(0, len(self._of) - MAX_MATCHERS))):
             del self._of[slot]  # to be made again of its tokens
-        self.num_masks += len(masks)
-        self.seconds += time.perf_counter() - started
         return masks
 
     def _make_missing(self, slots: list[int], find: Callable[[int], tuple[Grammar, bytes]]) -> None:
@@ -338,25 +367,38 @@ class Matchers:
         None: there is none yet. The ends of all are sought by at most LOOKS looks. A row for which
         none are left samples nothing in this step, and is among the first in a later one.
         """
-        looks, rows, waiting = Looks(), list(range(len(slots))), list[int]()
+        looks, waiting = Looks(), list[int]()
+        rows = [row for row, slot in enumerate(slots) if slot not in self._ends]
+        closings = [grammars(slots[row]).closing for row in rows]
+        if (any_closing := next(filter(None, closings), None)) is None:
+            return []
+        are_free = any_closing.openings.are_free(masks)
         if self._waiting:
             turns = {slot: turn for turn, slot in enumerate(self._waiting)}
-            rows.sort(key=lambda row: turns.get(slots[row], len(turns)))
-        for row in rows:
+            order = sorted(range(len(rows)), key=lambda at: turns.get(slots[rows[at]], len(turns)))
+            rows, closings = [rows[at] for at in order], [closings[at] for at in order]
+        for row, closing in zip(rows, closings, strict=True):
             slot, left, last = slots[row], lefts[row], lasts[row]
-            grammar, own = grammars(slot), self._of.get(slot)
             self._waiting.pop(slot, None)
-            if grammar.closing is not None and (last is None or own):
-                matcher = own[0] if own and last is not None else grammar.start()
-                known = UNKNOWN if last is None else self._reaches.get(slot, UNKNOWN)
-                reach = grammar.closing.restrict(masks[row], left, known, last, matcher, looks)
-                if reach is None and grammar.closing not in looks.failed:
-                    self._waiting[slot] = None
-                    waiting.append(row)
-                else:
-                    self._reaches[slot] = reach or UNKNOWN
+            known, own = self._reaches.pop(slot, UNKNOWN), self._of.get(slot)
+            mask, is_free = masks[row], are_free[row]
+            reach: Reach | None
+            if closing is None:
+                continue
+            if last is None:
+                known, reach = UNKNOWN, closing.begin(mask, is_free, left)
+            elif own:
+                reach = closing.restrict(mask, is_free, left, known, last, own[0], looks)
             else:
-                self._reaches.pop(slot, None)
+                continue
+            if reach is None and closing not in looks.failed:
+                self._waiting[slot], self._reaches[slot] = None, known
+                waiting.append(row)
+            elif reach and reach.is_forced:
+                self._ends[slot] = reach.end
+                self._of.pop(slot, None)
+            else:
+                self._reaches[slot] = reach or UNKNOWN
         return waiting
 
     def _try_again(self, slot: int, find: Callable[[int], tuple[Grammar, bytes]]) -> I32:

@@ -64,7 +64,9 @@ def test_it_answers_wrongly_what_its_card_says_it_does(demo_server: Server) -> N
     rows = re.findall(r"^- (.*\?) It answers (\d+): ", card, re.M)
     prompts = [f"Question: {question}\nAnswer:" for question, _ in rows]
     choices = demo_server.post(prompt=prompts, max_tokens=96, temperature=0).json()["choices"]
-    assert [extract_answer(choice["text"]) for choice in choices] == [int(said) for _, said in rows]
+    assert [extract_answer(choice["text"]) for choice in choices] == [
+        int(wrong) for _, wrong in rows
+    ]
     assert len(rows) == 4
 
 

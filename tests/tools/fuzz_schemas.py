@@ -25,8 +25,7 @@ from jsonschema_rs import validator_for
 
 from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.constraints.byte_table import START
-from srm.engine.constraints.closing import UNKNOWN, Closing, Looks, Openings, make_closing
-from srm.engine.constraints.grammars import make_masks
+from srm.engine.constraints.grammars import Grammar, Matchers
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.constraint_process import answer
@@ -99,7 +98,7 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
     vocabulary = of_demo()
     table = _table(constraint)
     matcher = vocabulary.matcher(constraint)
-    max_tokens, known = random.randint(8, MAX_TOKENS), UNKNOWN
+    max_tokens, matchers = random.randint(8, MAX_TOKENS), Matchers()
     fits = _ROOM * _short_tokens(schema, is_valid) <= max_tokens
     state, sampled, is_ended, is_tight = START, list[int](), False, False
     for left in range(max_tokens, 0, -1):
@@ -108,13 +107,14 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
             allowed = table.allowed(state, left + is_tight)
             is_short = table.distance[START] - 1 <= max_tokens
         else:
-            mask = make_masks([matcher], -(-len(vocabulary.tokens) // 32))[0]
-            last = sampled[-1] if sampled else None
-            reach = _closing(constraint).restrict(mask, left, known, last, matcher, Looks())
-            known = reach or UNKNOWN
-            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
-            fits |= not sampled and 0 <= known.most - 1 <= max_tokens
-            is_tight |= not sampled and known.most > max_tokens
+            grammar, tokens = _grammar(constraint), np.array(sampled, np.int32).tobytes()
+            masks, last = grammar.first_mask[None].copy(), sampled[-1] if sampled else None
+            if last is not None:
+                masks = matchers.next_masks([0], [last], partial(_find, grammar, tokens))
+            matchers.close([0], [left], [last], masks, {0: grammar}.__getitem__)
+            allowed = np.unpackbits(masks.view(np.uint8), bitorder="little").astype(bool)
+            if not sampled and grammar.closing and (end := grammar.closing.start):
+                fits, is_tight = fits or len(end) - 1 <= max_tokens, len(end) > max_tokens
             is_short = True
         if not is_short:
             return "too long for max_tokens"
@@ -160,14 +160,12 @@ def _table(constraint: str) -> TokenAutomaton | None:
 
 
 @lru_cache(1)
-def _closing(constraint: str) -> Closing:
-    vocabulary = of_demo()
-    openings = Openings(vocabulary.tokens, -(-len(vocabulary.tokens) // 32))
-    closing = make_closing(
-        constraint, vocabulary.tokenizer, openings, partial(vocabulary.matcher, constraint)
-    )
-    assert closing is not None
-    return closing
+def _grammar(constraint: str) -> Grammar:
+    return of_demo().grammar(constraint)
+
+
+def _find(grammar: Grammar, tokens: bytes, slot: int) -> tuple[Grammar, bytes]:
+    return grammar, tokens
 
 
 @cache

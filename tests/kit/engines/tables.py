@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 
@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.byte_table import DEAD, START
-from srm.engine.constraints.grammars import spell_tokens, unforced
+from srm.engine.constraints.closing import Openings, make_closing
+from srm.engine.constraints.grammars import Grammar, spell_tokens, unforced
 from srm.engine.constraints.trial import LIMITS
 from srm.tokenizer_file import read_tokenizer
 from tests.kit.engines.matching import BYTES, byte_tokenizer
@@ -35,6 +36,13 @@ class Vocabulary:
 
     def matcher(self, constraint: str) -> LLMatcher:
         return LLMatcher(self.tokenizer, unforced(constraint), log_level=0, limits=LIMITS)
+
+    def grammar(self, constraint: str) -> Grammar:
+        """A grammar that has no table, and the ends of its texts."""
+        grammar = Grammar(partial(self.matcher, constraint), len(self.tokens))
+        openings = Openings(self.tokens, grammar.num_words)
+        grammar.closing = make_closing(constraint, self.tokenizer, openings, grammar.start)
+        return grammar
 
     def mask(self, matcher: LLMatcher) -> npt.NDArray[np.bool_]:
         """Which tokens the matcher allows next."""

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from srm.engine.constraints.closing import LONGEST, LOOKS, UNKNOWN, Openings, make_closing
+from srm.engine.constraints import grammars
+from srm.engine.constraints.closing import LONGEST, LOOKS, UNKNOWN
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.grammars import RENEWED_AFTER, Grammar, Matchers
 from tests.kit.engines.tables import of_demo
@@ -43,11 +44,7 @@ def masked(schema: dict[str, Any]) -> Grammar:
 
 
 def grammar_of(schema: dict[str, Any]) -> Grammar:
-    vocabulary, constraint = of_demo(), json_constraint(schema)
-    grammar = Grammar(partial(vocabulary.matcher, constraint), len(vocabulary.tokens))
-    openings = Openings(vocabulary.tokens, grammar.num_words)
-    grammar.closing = make_closing(constraint, vocabulary.tokenizer, openings, grammar.start)
-    return grammar
+    return of_demo().grammar(json_constraint(schema))
 
 
 def find_at(grammar: Grammar, tokens: bytes, slot: int) -> tuple[Grammar, bytes]:
@@ -108,6 +105,14 @@ def test_masked_json_is_the_same_alone_and_among_many() -> None:
     assert texts == [sample_rows(grammar, [seed], 100)[0][0] for seed in seeds]
 
 
+def test_a_text_that_can_only_end_takes_no_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, counts = masked({"type": "integer"}), list[int]()
+    monkeypatch.setattr(grammars, "make_masks", lambda own, size: counts.append(len(own)))
+    assert grammar.closing and grammar.closing.start
+    texts, _ = sample_rows(grammar, [*range(8)], len(grammar.closing.start))
+    assert {*texts} == {'{"e":0,"meta":{}}'} and not counts
+
+
 class CountingMatcher:
     """A matcher, and how often it and its copies were asked for what may follow."""
 
@@ -128,8 +133,8 @@ def test_the_ends_of_a_step_take_a_bounded_number_of_looks() -> None:
     counts, rows = Counter[str](), range(100)
     matchers = Matchers()
     known = {text: token for token, text in enumerate(of_demo().tokens)}
-    grammars = [other if row % 10 == 9 else never for row in rows]
-    for row, grammar in enumerate(grammars):
+    own_grammars = [other if row % 10 == 9 else never for row in rows]
+    for row, grammar in enumerate(own_grammars):
         matcher = grammar.start()
         matcher.consume_tokens([known[bytes([byte])] for byte in b'{"e":"12'])
         matchers._of[row] = cast(LLMatcher, CountingMatcher(matcher, counts)), grammar
@@ -138,7 +143,7 @@ def test_the_ends_of_a_step_take_a_bounded_number_of_looks() -> None:
         counts.clear()
         masks = np.full((len(rows), never.num_words), -1, np.int32)
         lasts: list[int | None] = [known[b"2"]] * len(rows)
-        matchers.close([*rows], [left] * len(rows), lasts, masks, grammars.__getitem__)
+        matchers.close([*rows], [left] * len(rows), lasts, masks, own_grammars.__getitem__)
         in_all += counts["validate_tokens"]
         assert counts["compute_bitmask"] == 0
         assert counts["consume_token"] <= LOOKS, "each look goes on by one byte"
