@@ -125,6 +125,7 @@ class Closing:
         self._may_be_text = may_be_text
         self._tokenizer = tokenizer
         self.openings = openings
+        """Shared by all constraints of a vocabulary."""
         self._rise = min(rise, LONGEST)  # no longer one would be found
         self._margin = self._rise + _SPARE
         self._rests: list[tuple[bytes, list[int]]] = []

@@ -369,14 +369,13 @@ class Matchers:
         """
         looks, waiting = Looks(), list[int]()
         rows = [row for row, slot in enumerate(slots) if slot not in self._ends]
+        if self._waiting:
+            turns = {slot: turn for turn, slot in enumerate(self._waiting)}
+            rows.sort(key=lambda row: turns.get(slots[row], len(turns)))
         closings = [grammars(slots[row]).closing for row in rows]
         if (any_closing := next(filter(None, closings), None)) is None:
             return []
         are_free = any_closing.openings.are_free(masks)
-        if self._waiting:
-            turns = {slot: turn for turn, slot in enumerate(self._waiting)}
-            order = sorted(range(len(rows)), key=lambda at: turns.get(slots[rows[at]], len(turns)))
-            rows, closings = [rows[at] for at in order], [closings[at] for at in order]
         for row, closing in zip(rows, closings, strict=True):
             slot, left, last = slots[row], lefts[row], lasts[row]
             self._waiting.pop(slot, None)
@@ -386,7 +385,7 @@ class Matchers:
             if closing is None:
                 continue
             if last is None:
-                known, reach = UNKNOWN, closing.begin(mask, is_free, left)
+                reach = closing.begin(mask, is_free, left)
             elif own:
                 reach = closing.restrict(mask, is_free, left, known, last, own[0], looks)
             else:

@@ -113,6 +113,22 @@ def test_a_text_that_can_only_end_takes_no_masks(monkeypatch: pytest.MonkeyPatch
     assert {*texts} == {'{"e":0,"meta":{}}'} and not counts
 
 
+def test_a_text_that_leaves_its_end_is_masked_again() -> None:
+    grammar, matchers, vocabulary = grammar_of({"type": "string"}), Matchers(), of_demo()
+    quote, letter = (vocabulary.tokens.index(text) for text in (b'"', b"a"))
+    masks = grammar.first_mask[None].copy()
+    matchers.close([0], [3], [None], masks, lambda _: grammar)
+    assert [*matchers._ends[0]] == [quote, quote, vocabulary.eos]
+    text = np.array([quote, letter], np.int32).tobytes()
+    left = matchers.next_masks([0], [letter], partial(find_at, grammar, text))
+    matcher = grammar.start(text)
+    assert np.array_equal(left, grammars.make_masks([matcher], grammar.num_words))
+    matchers.close([0], [1], [letter], left, lambda _: grammar)
+    assert [*matchers._ends[0]] == [quote, vocabulary.eos]
+    matchers.forget([0])
+    assert not matchers._ends
+
+
 class CountingMatcher:
     """A matcher, and how often it and its copies were asked for what may follow."""
 
