@@ -218,7 +218,7 @@ class Closing:
         place, looks = 0, Looks(LONGEST)
         while best is not None and place < len(best) and looks.left > 0:
             looks.left -= 1
-            _, allowed = self._look(start)
+            _, allowed = self._look(start, is_all=True)
             for byte in allowed if len(allowed) <= _MOST_BRANCHES else ():
                 if byte != best[place]:
                     branch = start.deep_copy()
@@ -257,15 +257,15 @@ class Closing:
             text += chosen
         return bytes(text) if matcher.is_accepting() else None
 
-    def _look(self, matcher: LLMatcher) -> tuple[bytes, list[int]]:
+    def _look(self, matcher: LLMatcher, is_all: bool = False) -> tuple[bytes, list[int]]:
         """Return the bytes that end a value or a string here, and those that may follow: one of
-        the former alone, if it may."""
+        the former alone, if it may, unless `is_all`."""
         is_string = any(self._fits(matcher, byte) for byte in _STRINGS)
         ends = b'"' if is_string else _ENDS_VALUE
-        for byte in ends:
+        for byte in () if is_all else ends:
             if self._fits(matcher, byte):
                 return ends, [byte]
-        if not is_string and self._closes(matcher):
+        if not is_all and not is_string and self._closes(matcher):
             return b'"', [_QUOTE]
         for order in (_IN_STRING if is_string else _OUTSIDE, _BEYOND):
             known, fits = self.openings.bytes, matcher.validate_tokens

@@ -98,6 +98,14 @@ def test_the_end_of_a_long_string_is_that_of_its_text(least: int) -> None:
         assert all(isinstance(json.loads(text), str) for text in texts)
 
 
+def test_the_end_of_an_empty_text_leaves_out_a_property_without_a_name() -> None:
+    """The search took what ends a string first, and so the name that is empty."""
+    fields = {"": {"const": "v" * 30}, "a": {"type": "object"}}
+    grammar = grammar_of({"type": "object", "properties": fields, "required": ["a"]})
+    assert grammar.closing and grammar.closing.start
+    assert of_demo().text(grammar.closing.start[:-1]) == b'{"a":{}}'
+
+
 def test_masked_json_is_the_same_alone_and_among_many() -> None:
     grammar, seeds = masked(ENDINGS[0]), [*range(300)]
     texts, num_waits = sample_rows(grammar, seeds, 100)
