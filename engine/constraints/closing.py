@@ -215,7 +215,7 @@ class Closing:
         """Return an end of an empty text. Where it takes one of a few branches, as the tag of a
         union or an optional property, the others are tried too, and the shortest is kept."""
         best = self._find_bytes(start.deep_copy(), Looks(LONGEST_START), LONGEST_START)
-        place, looks = 0, Looks(LONGEST)
+        place, looks = 0, Looks(LONGEST_START)
         while best is not None and place < len(best) and looks.left > 0:
             looks.left -= 1
             _, allowed = self._look(start, is_all=True)
