@@ -27,8 +27,8 @@ from http import HTTPStatus
 from typing import Literal
 
 import msgspec
-from fastapi import Request
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 

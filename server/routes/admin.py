@@ -219,9 +219,8 @@ def _reply(kind: type[_Reply], done: Done, **more: str) -> _Reply:
     return msgspec.convert({**done.detail, **more}, kind)
 
 
-def routes(admin: Admin) -> APIRouter:
-    """The routes of this module."""
-    router = APIRouter()
+def add_routes(router: APIRouter, admin: Admin) -> None:
+    """Add the routes of this module."""
 
     @router.post("/v1/admin/weights")
     async def load_weights(request: Request) -> Response:
@@ -235,5 +234,3 @@ def routes(admin: Admin) -> APIRouter:
     @router.get("/v1/admin/state")
     async def state() -> Response:
         return json_reply(admin.state())
-
-    return router

@@ -133,26 +133,27 @@ def create_app(
     )
     served, completing, chatting = made[:3]
     generating = [endpoint.route(config.max_body_bytes) for endpoint in made[1:]]
-    app.router.routes += generating
+    router = app.router
+    router.routes += generating
     tokenizing = tokenize.Tokenizing(text, served, template)
-    app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
-    app.include_router(render.routes(chatting.start, completing.start, config.max_body_bytes))
-    app.include_router(messages.routes(made.messages, config.max_body_bytes))
+    tokenize.add_routes(router, tokenizing, config.max_body_bytes)
+    render.add_routes(router, chatting.start, completing.start, config.max_body_bytes)
+    messages.add_routes(router, made.messages, config.max_body_bytes)
     Files = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
-    app.include_router(files.routes(Files))
-    app.include_router(batches.routes(jobs, config.max_body_bytes))
-    app.include_router(models.routes(served))
-    app.include_router(health.routes(client, config.stall_s, draining))
+    files.add_routes(router, Files)
+    batches.add_routes(router, jobs, config.max_body_bytes)
+    models.add_routes(router, served)
+    health.add_routes(router, client, config.stall_s, draining)
     operator = admin.Admin(client, config)
-    app.include_router(admin.routes(operator))
+    admin.add_routes(router, operator)
     control = TrainerControl(client, operator.change_as, config.pause_lease_s)
     check_ready = partial(health.check_ready, client, config.stall_s)
-    app.include_router(vllm.routes(control))
+    vllm.add_routes(router, control)
     trainers = sglang.SglangRoutes(control, config.model_name, check_ready)
-    app.include_router(sglang.routes(trainers))
-    app.include_router(scrape.routes(config.model_name, update))
-    app.include_router(pages.routes(OPERATIONS, config.root_path))
+    sglang.add_routes(router, trainers)
+    scrape.add_routes(router, config.model_name, update)
+    pages.add_routes(router, OPERATIONS, config.root_path)
 
     stack = app.build_middleware_stack()
     assert isinstance(stack, ServerErrorMiddleware)  # a bug is answered in our shape, further out

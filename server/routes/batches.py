@@ -217,9 +217,8 @@ def parse_batch(body: bytes) -> BatchRequest:
     return checked(BatchRequest, given, {}, {})
 
 
-def routes(batches: Batches, max_body_bytes: int) -> APIRouter:
-    """The routes of this module."""
-    router = APIRouter()
+def add_routes(router: APIRouter, batches: Batches, max_body_bytes: int) -> None:
+    """Add the routes of this module."""
 
     @router.post("/v1/batches")
     async def create_batch(request: Request) -> Response:
@@ -238,5 +237,3 @@ def routes(batches: Batches, max_body_bytes: int) -> APIRouter:
     @router.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(batch_id: str) -> Response:
         return json_reply(await batches.cancel(batch_id))
-
-    return router

@@ -185,9 +185,8 @@ def _not_found(id: str) -> NotFound:
     return NotFound(f"there is no file {id[:80]!r}", "file_id")
 
 
-def routes(files: Files) -> APIRouter:
-    """The routes of this module."""
-    router = APIRouter()
+def add_routes(router: APIRouter, files: Files) -> None:
+    """Add the routes of this module."""
 
     @router.post("/v1/files")
     async def upload(request: Request) -> Response:
@@ -209,5 +208,3 @@ def routes(files: Files) -> APIRouter:
     @router.get("/v1/files/{file_id}/content")
     async def content(file_id: str) -> Response:
         return WhileConnected(lambda: files.content(file_id))
-
-    return router

@@ -130,9 +130,8 @@ def _why_not(engine: EngineConnection, stall_s: float) -> str:
     return ""
 
 
-def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRouter:
-    """The routes of this module."""
-    router = APIRouter()
+def add_routes(router: APIRouter, client: EngineClient, stall_s: float, draining: Draining) -> None:
+    """Add the routes of this module."""
 
     @router.get("/health")
     async def health() -> Response:
@@ -156,5 +155,3 @@ def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRoute
     @router.get("/get_world_size")
     async def get_world_size() -> Response:
         return json_reply(WorldSize(1))
-
-    return router

@@ -56,9 +56,8 @@ _VERSION = "1"
 """Version of the interface; the server's own is another."""
 
 
-def routes(operations: Iterable[Operation], root_path: str = "") -> APIRouter:
-    """The routes of both pages, the second of which documents all operations, below `root_path`."""
-    router = APIRouter()
+def add_routes(router: APIRouter, operations: Iterable[Operation], root_path: str = "") -> None:
+    """Add the routes of both pages; the second documents all operations, below `root_path`."""
     _serve(router, "/", "/dashboard", FOLDER)
     _serve(router, "/docs", "/docs", _REFERENCE)
     whole = document(operations, _TITLE, _VERSION)
@@ -67,8 +66,6 @@ def routes(operations: Iterable[Operation], root_path: str = "") -> APIRouter:
     @router.get("/openapi.json")
     async def openapi() -> Response:
         return Response(as_json, media_type="application/json")
-
-    return router
 
 
 def _serve(router: APIRouter, path: str, below: str, folder: Path) -> None:

@@ -250,9 +250,8 @@ def _text(families: list[Metric], model_name: str, names: frozenset[str]) -> byt
     return generate_latest(_Read(shown))
 
 
-def routes(model_name: str, update: Callable[[], None]) -> APIRouter:
-    """The routes of this module; `update` is that of `Scrape`."""
-    router = APIRouter()
+def add_routes(router: APIRouter, model_name: str, update: Callable[[], None]) -> None:
+    """Add the routes of this module; `update` is that of `Scrape`."""
     scrape = Scrape(update)
 
     @router.get("/metrics")
@@ -261,5 +260,3 @@ def routes(model_name: str, update: Callable[[], None]) -> APIRouter:
         families = await scrape.families()
         text = await asyncio.to_thread(_text, families, model_name, frozenset(names))
         return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-    return router

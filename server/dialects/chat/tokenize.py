@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, Raw, UnsetType
+from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.errors import UNDECODABLE, InvalidRequest, NotFound
@@ -52,6 +52,9 @@ from srm.server.schema.validation import (
 )
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import AT_ONCE, Text
+
+if TYPE_CHECKING:  # batches use this module too, and need no framework
+    from fastapi import APIRouter
 
 MAX_CHARACTERS = 1024 * 1024
 """Most characters of one request."""
@@ -297,9 +300,8 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
     return checked(DetokenizeRequest, given, {"tokens": ids}, NEUTRAL)
 
 
-def routes(tokenizing: Tokenizing, max_body_bytes: int) -> APIRouter:
-    """The routes of this module, at the root and under /v1: servers differ, and so do clients."""
-    router = APIRouter()
+def add_routes(router: APIRouter, tokenizing: Tokenizing, max_body_bytes: int) -> None:
+    """Add the routes of this module, at the root and under /v1: clients differ."""
 
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
@@ -317,5 +319,3 @@ def routes(tokenizing: Tokenizing, max_body_bytes: int) -> APIRouter:
     @router.get("/v1/tokenizer_info")
     async def tokenizer_info() -> Response:
         return json_reply(tokenizing.info())
-
-    return router

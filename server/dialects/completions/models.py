@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from srm.errors import cut
@@ -12,6 +12,9 @@ from srm.server.errors import ModelNotFound
 from srm.server.http.bodies import json_reply
 from srm.server.schema.completion_response import ModelCard, ModelList
 from srm.server.schema.openapi import Operation
+
+if TYPE_CHECKING:  # batches use this module too, and need no framework
+    from fastapi import APIRouter
 
 _SHOWN_NAME = 200
 """Most characters of an unknown model's name in its error."""
@@ -51,9 +54,8 @@ class Models:
         return ModelList(data=[self._card])
 
 
-def routes(models: Models) -> APIRouter:
-    """The routes of this module."""
-    router = APIRouter()
+def add_routes(router: APIRouter, models: Models) -> None:
+    """Add the routes of this module."""
 
     @router.get("/v1/models")
     async def list_models() -> Response:
@@ -62,5 +64,3 @@ def routes(models: Models) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Response:
         return json_reply(models.card(name))
-
-    return router

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest
@@ -36,6 +37,9 @@ from srm.server.reply.responder import Endpoint, Responder
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
+
+if TYPE_CHECKING:  # batches use this module too, and need no framework
+    from fastapi import APIRouter
 
 _TURNS = [{"role": "user", "content": "Ava has 3 boxes with 4 pens each. How many pens?"}]
 _EXAMPLES = {
@@ -103,13 +107,10 @@ class Messages(Endpoint):
         return TokenCount(len(ids) // 4)
 
 
-def routes(messages: Messages, max_body_bytes: int) -> APIRouter:
-    """The routes of this module that do not generate."""
-    router = APIRouter()
+def add_routes(router: APIRouter, messages: Messages, max_body_bytes: int) -> None:
+    """Add the routes of this module that do not generate."""
 
     @router.post(_COUNT)
     async def count_tokens(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         return WhileConnected(lambda: messages.count(body))
-
-    return router

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from fastapi import APIRouter, Request
 from msgspec import Raw
+from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest
@@ -25,6 +25,9 @@ from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.verify import VERIFY_FORMS
+
+if TYPE_CHECKING:  # batches use this module too, and need no framework
+    from fastapi import APIRouter
 
 StartChat = Callable[[str, ChatRequest, RequestOwner], Awaitable[Generation]]
 """Makes a checked chat ready to run."""
@@ -138,9 +141,10 @@ def _sampling(request: CompletionRequest) -> dict[str, Any]:
     return params
 
 
-def routes(chat: StartChat, start: StartGeneration, max_body_bytes: int) -> APIRouter:
-    """The routes of this module."""
-    router = APIRouter()
+def add_routes(
+    router: APIRouter, chat: StartChat, start: StartGeneration, max_body_bytes: int
+) -> None:
+    """Add the routes of this module."""
 
     @router.post("/v1/chat/completions/render")
     async def render_chat(request: Request) -> Response:
@@ -170,5 +174,3 @@ def routes(chat: StartChat, start: StartGeneration, max_body_bytes: int) -> APIR
             return json_reply(msgspec.json.encode(made))
 
         return WhileConnected(make)
-
-    return router

@@ -4,11 +4,11 @@ trainers and routers ask beside it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, Raw, UnsetType
+from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
@@ -36,6 +36,9 @@ from srm.server.reply.scores import Columns, ScoreWriter, encode_numbers
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.validation import Fields, from_text
 from srm.server.text.text import Text
+
+if TYPE_CHECKING:  # batches use this module too, and need no framework
+    from fastapi import APIRouter
 
 _SCORE = {"type": "array", "items": {"type": ["number", "null"]}}
 ScoresJson = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": _SCORE})]
@@ -530,9 +533,8 @@ class SglangRoutes:
         return Changed(True, "kept states are forgotten")
 
 
-def routes(served: SglangRoutes) -> APIRouter:
-    """The routes of this module but for the one that generates."""
-    router = APIRouter()
+def add_routes(router: APIRouter, served: SglangRoutes) -> None:
+    """Add the routes of this module but for the one that generates."""
 
     @router.post("/pause_generation")
     async def pause_generation(request: Request) -> Response:
@@ -584,5 +586,3 @@ def routes(served: SglangRoutes) -> APIRouter:
     @router.get("/v1/loads")
     async def loads() -> Response:
         return json_reply(await served.loads())
-
-    return router

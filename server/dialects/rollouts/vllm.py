@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, Raw, UnsetType
+from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest
@@ -37,6 +37,9 @@ from srm.server.schema.json_parts import ID_FORMS
 from srm.server.schema.openapi import BodySchema, Operation, reference
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, require
 from srm.server.text.text import Text
+
+if TYPE_CHECKING:  # batches use this module too, and need no framework
+    from fastapi import APIRouter
 
 MAX_BODY_BYTES = 1024 * 1024
 """More than the most ids of `AbortRequests` take, each of the most characters."""
@@ -289,9 +292,8 @@ def folder_of(request: FolderRequest) -> str:
     return request.weight_dir
 
 
-def routes(control: TrainerControl) -> APIRouter:
-    """The routes of this module but for the one that generates."""
-    router = APIRouter()
+def add_routes(router: APIRouter, control: TrainerControl) -> None:
+    """Add the routes of this module but for the one that generates."""
 
     @router.post("/pause")
     async def pause(request: Request) -> Response:
@@ -345,5 +347,3 @@ def routes(control: TrainerControl) -> APIRouter:
         await read_fields(request, DropQuery)
         await control.drop_prefixes()
         return json_reply(PrefixesDropped(success=True))
-
-    return router
