@@ -20,10 +20,10 @@ from srm.server.config import within_open_files
 from srm.server.http.connection import Connection
 from srm.server.http.draining import Draining, DrainingServer
 from srm.server.http.keys import Keys
+from srm.server.http.listeners import listen, listen_as
 from srm.server.model_identity import as_started
 from srm.server.routes.app import create_app
 from srm.server.routes.services import template_of
-from srm.server.supervise.listeners import listen, listen_as
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import use_defaults
 from srm.server.wiring import ServerWiring

@@ -8,9 +8,9 @@ field.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, UnsetType
@@ -20,6 +20,7 @@ from srm.server.schema.validation import allowed
 from srm.settings import field_docs
 
 Schema = dict[str, Any]
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 VERSION = "3.2.0"
 _REFERENCE = "#/components/schemas/{name}"
@@ -50,6 +51,18 @@ _ABOUT = (
 _EVERYWHERE = (401, 429, 500, 503)
 """Error statuses of every route."""
 _HAVE_RETRY = (429, 503)
+
+
+class Router(Protocol):
+    """What routes are added to: FastAPI's, which processes without HTTP need not import."""
+
+    def get(self, path: str, /) -> Callable[[_Handler], _Handler]: ...
+
+    def post(self, path: str, /) -> Callable[[_Handler], _Handler]: ...
+
+    def add_api_route(
+        self, path: str, endpoint: Callable[..., Any], *, methods: list[str]
+    ) -> None: ...
 
 
 class BodySchema(msgspec.Struct, frozen=True):

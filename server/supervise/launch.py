@@ -33,9 +33,9 @@ from srm.metrics_memory import Region
 from srm.server.config import ServerConfig, within_open_files
 from srm.server.http.keys import VARIABLE, load_keys
 from srm.server.http.limits import check_limits, memory
+from srm.server.http.listeners import listen, listen_as, remove_same, url_of
 from srm.server.loop_turns import LOOP_TIMEOUT_S
 from srm.server.model_identity import model_id
-from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
 from srm.server.supervise.own_folder import COPIES, keep_first, own_folder
 from srm.server.supervise.supervisor import Child, Supervisor
 from srm.server.text.text import read_model_config

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ from srm.server.schema.conversation import (
     messages_of,
 )
 from srm.server.schema.json_parts import TokenId, first_byte, texts, token_ids
-from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.tools import ToolChoice, Tools
 from srm.server.schema.validation import (
@@ -52,9 +52,6 @@ from srm.server.schema.validation import (
 )
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import AT_ONCE, Text
-
-if TYPE_CHECKING:  # batches use this module too, and need no framework
-    from fastapi import APIRouter
 
 MAX_CHARACTERS = 1024 * 1024
 """Most characters of one request."""
@@ -300,7 +297,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
     return checked(DetokenizeRequest, given, {"tokens": ids}, NEUTRAL)
 
 
-def add_routes(router: APIRouter, tokenizing: Tokenizing, max_body_bytes: int) -> None:
+def add_routes(router: Router, tokenizing: Tokenizing, max_body_bytes: int) -> None:
     """Add the routes of this module, at the root and under /v1: clients differ."""
 
     @router.post("/tokenize")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
@@ -11,10 +10,7 @@ from srm.errors import cut
 from srm.server.errors import ModelNotFound
 from srm.server.http.bodies import json_reply
 from srm.server.schema.completion_response import ModelCard, ModelList
-from srm.server.schema.openapi import Operation
-
-if TYPE_CHECKING:  # batches use this module too, and need no framework
-    from fastapi import APIRouter
+from srm.server.schema.openapi import Operation, Router
 
 _SHOWN_NAME = 200
 """Most characters of an unknown model's name in its error."""
@@ -54,7 +50,7 @@ class Models:
         return ModelList(data=[self._card])
 
 
-def add_routes(router: APIRouter, models: Models) -> None:
+def add_routes(router: Router, models: Models) -> None:
     """Add the routes of this module."""
 
     @router.get("/v1/models")

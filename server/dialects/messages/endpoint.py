@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,12 +33,9 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.reply.responder import Endpoint, Responder
-from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
-
-if TYPE_CHECKING:  # batches use this module too, and need no framework
-    from fastapi import APIRouter
 
 _TURNS = [{"role": "user", "content": "Ava has 3 boxes with 4 pens each. How many pens?"}]
 _EXAMPLES = {
@@ -107,7 +103,7 @@ class Messages(Endpoint):
         return TokenCount(len(ids) // 4)
 
 
-def add_routes(router: APIRouter, messages: Messages, max_body_bytes: int) -> None:
+def add_routes(router: Router, messages: Messages, max_body_bytes: int) -> None:
     """Add the routes of this module that do not generate."""
 
     @router.post(_COUNT)

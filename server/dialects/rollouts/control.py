@@ -1,20 +1,40 @@
 """What trainers have engines do between rollouts: pause, resume, end requests, change weights.
 
-The two dialects have routes of their own for each (`vllm.py`, `sglang.py`); here is what they do.
+Both dialects (`vllm.py`, `sglang.py`) have routes for each: an operation and an action.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import DropPrefixes, EndRequests, Pause, Resume, Running, Status
 from srm.server.generation.engine_request import of_current_request
+from srm.server.http.bodies import read_body
+from srm.server.http.responses import WhileConnected
+from srm.server.schema.openapi import BodySchema, Operation, Router
+from srm.server.schema.validation import Fields, checked, from_text, given_fields, require
+
+MAX_BODY_BYTES = 1024 * 1024
+"""More than the most ids of `AbortRequests` take, each of the most characters."""
+Action = Callable[[Any], Awaitable[msgspec.Struct]]
+"""Makes the reply to a request's body, or to its query if it has no body. Raises the SRMError to
+answer with."""
 
 ChangeWeights = Callable[[str, Running, str], Awaitable[int]]
 """Has the engines go on with the weights of a folder, as the operator's route does: path, what
 running sequences do, what the trainer calls them. Returns their version."""
+
+
+class Nothing(Fields, frozen=True, kw_only=True):
+    """A body or a query without fields."""
 
 
 class TrainerControl:
@@ -60,3 +80,39 @@ class TrainerControl:
 
 def _id() -> str:
     return uuid.uuid4().hex
+
+
+def add_actions(
+    router: Router, operations: Iterable[Operation], actions: Mapping[str, Action]
+) -> None:
+    """Add the routes of those operations whose path has an action."""
+    for operation in operations:
+        if action := actions.get(operation.path):
+            route = _route(operation, action)
+            router.add_api_route(operation.path, route, methods=[operation.method])
+
+
+def _route(operation: Operation, action: Action) -> Callable[[Request], Awaitable[Response]]:
+    query_kind = cast(type[Fields], operation.query or Nothing)
+    body = operation.body or BodySchema(Nothing)
+    takes_all = operation.method == "GET" and operation.query is None
+
+    async def answer(request: Request) -> Response:
+        asked: Fields = Nothing()
+        if not takes_all:
+            query = from_text(query_kind, request.query_params.multi_items())
+            asked = await read_fields(request, body)
+            asked = asked if operation.body else query
+        return WhileConnected(partial(action, asked))
+
+    return answer
+
+
+async def read_fields(request: Request, schema: BodySchema) -> Fields:
+    """Return the body, which may be empty where no field is required. Raises InvalidRequest."""
+    body = await read_body(request, MAX_BODY_BYTES)
+    given = given_fields(body) if body.strip() else {}
+    for field in msgspec.structs.fields(schema.kind):
+        if field.required:
+            require(given, field.encode_name)
+    return checked(cast(type[Fields], schema.kind), given, {}, schema.neutral)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -22,12 +22,9 @@ from srm.server.generation.generation import Generation
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
-from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.verify import VERIFY_FORMS
-
-if TYPE_CHECKING:  # batches use this module too, and need no framework
-    from fastapi import APIRouter
 
 StartChat = Callable[[str, ChatRequest, RequestOwner], Awaitable[Generation]]
 """Makes a checked chat ready to run."""
@@ -142,7 +139,7 @@ def _sampling(request: CompletionRequest) -> dict[str, Any]:
 
 
 def add_routes(
-    router: APIRouter, chat: StartChat, start: StartGeneration, max_body_bytes: int
+    router: Router, chat: StartChat, start: StartGeneration, max_body_bytes: int
 ) -> None:
     """Add the routes of this module."""
 

@@ -4,17 +4,15 @@ trainers and routers ask beside it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import Running
 from srm.errors import EngineUnavailable, InvalidRequest
-from srm.server.dialects.rollouts.control import TrainerControl
+from srm.server.dialects.rollouts.control import Action, Nothing, TrainerControl, add_actions
 from srm.server.dialects.rollouts.requests import (
     GENERATE_NEUTRAL,
     INPUT_FORMS,
@@ -24,21 +22,17 @@ from srm.server.dialects.rollouts.requests import (
     naming,
     parse_generate,
 )
-from srm.server.dialects.rollouts.vllm import Nothing, StartGeneration, check_bare, read_fields
+from srm.server.dialects.rollouts.vllm import StartGeneration
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
-from srm.server.http.bodies import json_reply, parsed
-from srm.server.http.responses import WhileConnected
+from srm.server.http.bodies import parsed
 from srm.server.reply.format import Format
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.scores import Columns, ScoreWriter, encode_numbers
-from srm.server.schema.openapi import BodySchema, Operation
-from srm.server.schema.validation import Fields, from_text
+from srm.server.schema.openapi import BodySchema, Operation, Router
+from srm.server.schema.validation import Fields
 from srm.server.text.text import Text
-
-if TYPE_CHECKING:  # batches use this module too, and need no framework
-    from fastapi import APIRouter
 
 _SCORE = {"type": "array", "items": {"type": ["number", "null"]}}
 ScoresJson = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": _SCORE})]
@@ -454,7 +448,7 @@ class SglangRoutes:
         """`check_ready` raises EngineUnavailable while completions would not be answered."""
         self._control, self._model_name, self._check_ready = control, model_name, check_ready
 
-    async def info(self) -> ServerInfo:
+    async def info(self, _: Nothing) -> ServerInfo:
         """Raises EngineUnavailable while no engine answers."""
         status, name = await self._control.status(), self._model_name
         dtype = status.arithmetic.split()[1] if " " in status.arithmetic else "float32"
@@ -474,21 +468,21 @@ class SglangRoutes:
             weight_version=self._control.label(status),
         )
 
-    async def model(self) -> ModelInfo:
+    async def model(self, _: Nothing) -> ModelInfo:
         """Raises EngineUnavailable while no engine answers."""
-        name, version = self._model_name, await self.version()
+        name, version = self._model_name, (await self.version(_)).weight_version
         return ModelInfo(model_path=name, tokenizer_path=name, weight_version=version)
 
-    async def version(self) -> str:
-        """What the weights in use are called. Raises EngineUnavailable while no engine answers."""
-        return self._control.label(await self._control.status())
+    async def version(self, _: Nothing) -> WeightVersion:
+        """Raises EngineUnavailable while no engine answers."""
+        return WeightVersion(self._control.label(await self._control.status()))
 
-    async def loads(self) -> Loads:
+    async def loads(self, _: Nothing) -> Loads:
         """Raises EngineUnavailable while no engine answers."""
         status = await self._control.status()
         return Loads([Load(status.running, status.waiting)])
 
-    def alive(self) -> Alive:
+    async def alive(self, _: Nothing) -> Alive:
         """Raises EngineUnavailable unless completions would be answered."""
         self._check_ready()
         return Alive("ready")
@@ -500,7 +494,7 @@ class SglangRoutes:
             await self._control.end()
         return Changed(True, "paused", (await self._control.status()).running)
 
-    async def resume(self, _asked: Nothing) -> Changed:
+    async def resume(self, _: Nothing) -> Changed:
         """Raises EngineUnavailable."""
         await self._control.resume()
         return Changed(True, "resumed")
@@ -527,62 +521,24 @@ class SglangRoutes:
         count = await self._control.end(None if asked.rid is None else [asked.rid])
         return Changed(True, f"ended {count} requests")
 
-    async def flush(self) -> Changed:
+    async def flush(self, _: FlushQuery) -> Changed:
         """Raises EngineUnavailable."""
         await self._control.drop_prefixes()
         return Changed(True, "kept states are forgotten")
 
 
-def add_routes(router: APIRouter, served: SglangRoutes) -> None:
+def add_routes(router: Router, served: SglangRoutes) -> None:
     """Add the routes of this module but for the one that generates."""
-
-    @router.post("/pause_generation")
-    async def pause_generation(request: Request) -> Response:
-        check_bare(request)
-        asked = await read_fields(request, PauseGeneration)
-        return WhileConnected(lambda: served.pause(asked))
-
-    @router.post("/continue_generation")
-    async def continue_generation(request: Request) -> Response:
-        check_bare(request)
-        return json_reply(await served.resume(await read_fields(request, Nothing)))
-
-    @router.post("/update_weights_from_disk")
-    async def update_weights_from_disk(request: Request) -> Response:
-        check_bare(request)
-        asked = await read_fields(request, DiskRequest, DISK_NEUTRAL)
-        return WhileConnected(lambda: served.change(asked))
-
-    @router.post("/abort_request")
-    async def abort_request(request: Request) -> Response:
-        check_bare(request)
-        return json_reply(await served.end(await read_fields(request, AbortRequest)))
-
-    @router.get("/flush_cache")
-    @router.post("/flush_cache")
-    async def flush_cache(request: Request) -> Response:
-        from_text(FlushQuery, request.query_params.multi_items())
-        await read_fields(request, Nothing)
-        return json_reply(await served.flush())
-
-    @router.get("/get_weight_version")
-    async def get_weight_version() -> Response:
-        return json_reply(WeightVersion(await served.version()))
-
-    @router.get("/model_info")
-    @router.get("/get_model_info")
-    async def model_info() -> Response:
-        return json_reply(await served.model())
-
-    @router.get("/server_info")
-    @router.get("/get_server_info")
-    async def server_info() -> Response:
-        return json_reply(await served.info())
-
-    @router.get("/health_generate")
-    async def health_generate() -> Response:
-        return json_reply(served.alive())
-
-    @router.get("/v1/loads")
-    async def loads() -> Response:
-        return json_reply(await served.loads())
+    actions: dict[str, Action] = {
+        "/pause_generation": served.pause,
+        "/continue_generation": served.resume,
+        "/update_weights_from_disk": served.change,
+        "/abort_request": served.end,
+        "/flush_cache": served.flush,
+        "/get_weight_version": served.version,
+        "/health_generate": served.alive,
+        "/v1/loads": served.loads,
+        **dict.fromkeys(("/model_info", "/get_model_info"), served.model),
+        **dict.fromkeys(("/server_info", "/get_server_info"), served.info),
+    }
+    add_actions(router, OPERATIONS, actions)

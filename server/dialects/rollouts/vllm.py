@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from srm.errors import InvalidRequest
-from srm.server.dialects.rollouts.control import TrainerControl
+from srm.server.dialects.rollouts.control import Nothing, TrainerControl, add_actions
 from srm.server.dialects.rollouts.requests import (
     TOKENS_NEUTRAL,
     TokensRequest,
@@ -21,8 +19,7 @@ from srm.server.dialects.rollouts.requests import (
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
-from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.http.responses import WhileConnected
+from srm.server.http.bodies import parsed
 from srm.server.reply.format import Format
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.scores import TokenIdScores
@@ -34,15 +31,10 @@ from srm.server.schema.completion_response import (
     VersionSpan,
 )
 from srm.server.schema.json_parts import ID_FORMS
-from srm.server.schema.openapi import BodySchema, Operation, reference
-from srm.server.schema.validation import Fields, checked, from_text, given_fields, require
+from srm.server.schema.openapi import BodySchema, Operation, Router, reference
+from srm.server.schema.validation import Fields
 from srm.server.text.text import Text
 
-if TYPE_CHECKING:  # batches use this module too, and need no framework
-    from fastapi import APIRouter
-
-MAX_BODY_BYTES = 1024 * 1024
-"""More than the most ids of `AbortRequests` take, each of the most characters."""
 StartGeneration = Callable[[str, CompletionRequest, RequestOwner], Awaitable[Generation]]
 """Makes a checked request ready to run."""
 
@@ -107,10 +99,6 @@ class PauseQuery(Fields, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"mode must be keep, abort or wait, got {self.mode[:80]!r}", "mode"
             )
-
-
-class Nothing(Fields, frozen=True, kw_only=True):
-    """A body or a query without fields."""
 
 
 class DropQuery(Fields, frozen=True, kw_only=True):
@@ -261,26 +249,6 @@ class TokensEndpoint(Endpoint):
         return TokensFormat(generation, self._text, self._model_name)
 
 
-_Body = TypeVar("_Body", bound=Fields)
-
-
-async def read_fields(
-    request: Request, kind: type[_Body], neutral: dict[str, tuple[Any, ...]] | None = None
-) -> _Body:
-    """Return the body, which may be empty where no field is required. Raises InvalidRequest."""
-    body = await read_body(request, MAX_BODY_BYTES)
-    given = given_fields(body) if body.strip() else {}
-    for field in msgspec.structs.fields(kind):
-        if field.required:
-            require(given, field.encode_name)
-    return checked(kind, given, {}, neutral or {})
-
-
-def check_bare(request: Request) -> None:
-    """Raise InvalidRequest for a query, on a route that takes none."""
-    from_text(Nothing, request.query_params.multi_items())
-
-
 def folder_of(request: FolderRequest) -> str:
     """The folder of new weights. Raises InvalidRequest where they are to come another way."""
     if not request.weight_dir or request.update_info is not None:
@@ -292,58 +260,33 @@ def folder_of(request: FolderRequest) -> str:
     return request.weight_dir
 
 
-def add_routes(router: APIRouter, control: TrainerControl) -> None:
+def add_routes(router: Router, control: TrainerControl) -> None:
     """Add the routes of this module but for the one that generates."""
 
-    @router.post("/pause")
-    async def pause(request: Request) -> Response:
-        query = from_text(PauseQuery, request.query_params.multi_items())
-        await read_fields(request, Nothing)
+    async def pause(query: PauseQuery) -> PauseState:
+        await control.pause(waits=query.mode == "wait" or query.wait_for_inflight_requests)
+        if query.mode == "abort":
+            await control.end()
+        return PauseState("paused")
 
-        async def make() -> PauseState:
-            await control.pause(waits=query.mode == "wait" or query.wait_for_inflight_requests)
-            if query.mode == "abort":
-                await control.end()
-            return PauseState("paused")
-
-        return WhileConnected(make)
-
-    @router.post("/resume")
-    async def resume(request: Request) -> Response:
-        check_bare(request)
-        await read_fields(request, Nothing)
+    async def resume(_: Nothing) -> PauseState:
         await control.resume()
-        return json_reply(PauseState("resumed"))
+        return PauseState("resumed")
 
-    @router.get("/is_paused")
-    async def is_paused() -> Response:
-        return json_reply(IsPaused((await control.status()).paused))
+    async def is_paused(_: Nothing) -> IsPaused:
+        return IsPaused((await control.status()).paused)
 
-    @router.post("/update_weights")
-    async def update_weights(request: Request) -> Response:
-        check_bare(request)
-        folder = folder_of(await read_fields(request, FolderRequest))
+    async def update_weights(asked: FolderRequest) -> FolderInUse:
+        with naming(path="weight_dir"):
+            version = await control.change(folder_of(asked), "continue", "")
+        return FolderInUse("weights updated", version)
 
-        async def make() -> FolderInUse:
-            with naming(path="weight_dir"):
-                version = await control.change(folder, "continue", "")
-            return FolderInUse("weights updated", version)
+    async def abort_requests(asked: AbortRequests) -> Aborted:
+        return Aborted(await control.end(asked.request_ids))
 
-        return WhileConnected(make)
-
-    @router.post("/abort_requests")
-    async def abort_requests(request: Request) -> Response:
-        check_bare(request)
-        asked = await read_fields(request, AbortRequests)
-
-        async def make() -> Aborted:
-            return Aborted(await control.end(asked.request_ids))
-
-        return WhileConnected(make)
-
-    @router.post("/reset_prefix_cache")
-    async def reset_prefix_cache(request: Request) -> Response:
-        from_text(DropQuery, request.query_params.multi_items())
-        await read_fields(request, DropQuery)
+    async def reset_prefix_cache(_: DropQuery) -> PrefixesDropped:
         await control.drop_prefixes()
-        return json_reply(PrefixesDropped(success=True))
+        return PrefixesDropped(success=True)
+
+    actions = (pause, resume, is_paused, update_weights, abort_requests, reset_prefix_cache)
+    add_actions(router, OPERATIONS, {f"/{action.__name__}": action for action in actions})

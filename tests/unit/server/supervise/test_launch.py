@@ -14,10 +14,10 @@ from srm.errors import CheckpointError, ConfigError
 from srm.server.config import ServerConfig, within_open_files
 from srm.server.http.keys import load_keys
 from srm.server.http.limits import check_limits
+from srm.server.http.listeners import listen, listen_as, remove_same, url_of
 from srm.server.model_identity import model_id
 from srm.server.supervise import launch
 from srm.server.supervise.launch import QUESTION, flags, load_settings, main
-from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
 from srm.server.text.text import read_model_config
 from srm.server.wiring import ServerWiring
 from srm.settings import load
