@@ -1,7 +1,8 @@
-"""`python -m tests.tools.doc_tables` writes the tables of docs/ that say what the code has.
+"""`python -m tests.tools.doc_tables` writes the pages of docs/reference/, and the tables of docs/
+that say what the code has.
 
-They stand between `<!-- table: NAME … -->` and `<!-- end of table -->`. What only a person can say
-is kept: such a cell, by the first cell of its row and the head of its column. A new row has a
+Tables stand between `<!-- table: NAME … -->` and `<!-- end of table -->`. What only a person can
+say is kept: such a cell, by the first cell of its row and the head of its column. A new row has a
 question mark there. `tests/test_docs.py` refuses that, and a table that is not as the code is.
 """
 
@@ -45,11 +46,14 @@ from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import hints_of
 from srm.settings import field_docs, flag_of, settings_in, variable_of
+from tests.kit import doors
 from tests.kit.serving import ROOT
 from tests.tools import vllm_tables
 from tests.tools.vllm_tables import Row
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+REFERENCE = {ROOT / "docs" / "reference" / "accepted-input.md": doors.page}
+"""Pages that are written whole."""
 END = "<!-- end of table -->"
 BLOCK = re.compile(rf"<!-- table: ([^>]+) -->\n(.*?){END}", re.S)
 FROM_VARIABLES: dict[type[msgspec.Struct], Set[str]] = {
@@ -348,5 +352,7 @@ def _cell(cell: str | None, old: str) -> str:
 
 
 if __name__ == "__main__":
+    for page, whole in REFERENCE.items():
+        page.write_text(whole())
     for page in PAGES:
         page.write_text(written(page.read_text()))

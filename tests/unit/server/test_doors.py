@@ -1,9 +1,8 @@
-"""Every row of docs/doors.md is fed to its door, which says what stands there."""
+"""Every row of tests/kit/doors.py is fed to its door, which says what stands there."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -28,31 +27,16 @@ from srm.server.batch.lines import BatchLine
 from srm.server.commands.batch_input import check_custom_ids, open_input, parse
 from srm.server.schema.completion_request import parse_completion
 from srm.tokenizer_file import read_tokenizer
+from tests.kit.doors import DOORS, ENCODINGS, LINE, Row
 from tests.kit.engines.numpy_runner import NumpyRunner, tiny_weights
-from tests.kit.serving import COMPLETIONS, ROOT, TEXT_MODEL
+from tests.kit.serving import COMPLETIONS, TEXT_MODEL
 from tests.unit.server.conftest import Served
 
-PAGE = (ROOT / "docs" / "doors.md").read_text()
 MODEL = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
-SECTIONS = [section.partition("\n") for section in PAGE.split("\n## ")[1:]]
-ROWS = [
-    (door, *re.split(r" *\| *", row)[1:4])
-    for door, _, section in SECTIONS
-    for row in re.findall(r"^\| .*`.*\|$", section, re.MULTILINE)
-]
-"""Door, example, verdict and words."""
 
 
-def codes(cell: str) -> list[str]:
-    return re.findall(r"`([^`]*)`", cell)
-
-
-def content(example: str) -> bytes:
-    """The bytes of a file or body, as the cell says that they are written."""
-    (whole,) = re.findall(r"where LINE is `(.*)`", PAGE)
-    text = codes(example)[0].replace("LINE", whole).replace("⏎", "\n")
-    encodings = {"in Latin-1": "latin-1", "in UTF-16": "utf-16", "behind a BOM": "utf-8-sig"}
-    return text.encode(encodings.get(example.rpartition("` ")[2], "utf-8"))
+def content(row: Row) -> bytes:
+    return row.example.replace("LINE", LINE).encode(ENCODINGS[row.encoding])
 
 
 def as_words(taken: msgspec.Struct) -> str:
@@ -60,16 +44,16 @@ def as_words(taken: msgspec.Struct) -> str:
     return ", ".join(f"{name} is {'null' if value is None else value}" for name, value in fields)
 
 
-def server_batch(example: str, folder: Path) -> object:
+def server_batch(row: Row, folder: Path) -> object:
     path = folder / "in.jsonl"
-    path.write_bytes(content(example))
+    path.write_bytes(content(row))
     checked = check_input(path, COMPLETIONS, 1_000_000)
     for error in checked.errors:
         raise ConfigError(f"line {error.line}: {error.message}")
     return f"a batch of {checked.total}"
 
 
-def batch_command(example: str, path: Path) -> object:
+def batch_command(path: Path) -> object:
     check_custom_ids(open_input(path, 1_000_000), path)
     read = [
         parse(raw, number) for some in open_input(path, 1_000_000).lines for number, raw in some
@@ -84,33 +68,33 @@ def batch_command(example: str, path: Path) -> object:
     ]
 
 
-def lines_file(example: str, folder: Path) -> object:
-    (folder / "in.jsonl").write_bytes(content(example))
-    return batch_command(example, folder / "in.jsonl")
+def lines_file(row: Row, folder: Path) -> object:
+    (folder / "in.jsonl").write_bytes(content(row))
+    return batch_command(folder / "in.jsonl")
 
 
-def table(example: str, folder: Path) -> object:
-    path, columns = folder / "in.parquet", json.loads(codes(example)[0])
+def table(row: Row, folder: Path) -> object:
+    path, columns = folder / "in.parquet", json.loads(row.example)
     if all(isinstance(values, list) for values in columns.values()):
         parquet.write_table(pyarrow.table(columns), path)
     else:
-        path.write_bytes(content(example))
-    return batch_command(example, path)
+        path.write_bytes(content(row))
+    return batch_command(path)
 
 
-def trace_file(example: str, folder: Path) -> object:
-    data = content(example)
+def trace_file(row: Row, folder: Path) -> object:
+    data = content(row)
     path = folder / ("in.CSV" if data.startswith(b"TIMESTAMP") else "in.jsonl")
     path.write_bytes(data)
     return as_words(trace.read(path)[0])
 
 
-def checkpoint(example: str, folder: Path) -> object:
-    tensors, names = random_tensors(MODEL), codes(example)
+def checkpoint(row: Row, folder: Path) -> object:
+    tensors, names = random_tensors(MODEL), row.example.split("`")[1::2]
     weights, args = folder / "weights.safetensors", folder / "args.json"
     if names[0].endswith(".safetensors"):
         weights = folder / names[0]
-    elif example.startswith("all but"):
+    elif row.example.startswith("all but"):
         tensors = {name: value for name, value in tensors.items() if name != names[0]}
         tensors |= {name: np.zeros(1, np.float32) for name in names[1:]}
     else:
@@ -131,39 +115,42 @@ def engine_of(text_model: Path) -> Engine:
     return Engine.over(SteppedEngine(TEXT_MODEL, runner, config), config)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}: {row[1]}")
+@pytest.mark.parametrize(
+    ("door", "row"),
+    [(door.name, row) for door in DOORS for row in door.rows],
+    ids=lambda value: getattr(value, "example", value),
+)
 async def test_a_door_says_what_the_page_says(
-    row: tuple[str, str, str, str],
+    door: str,
+    row: Row,
     tmp_path: Path,
     text_model: Path,
     served: Served,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    door, example, verdict, words = row
-
-    async def http(example: str, _: Path) -> object:
+    async def http(row: Row, _: Path) -> object:
         async with served() as client:
-            reply = await client.post(COMPLETIONS, content=content(example))
+            reply = await client.post(COMPLETIONS, content=content(row))
         if reply.status_code == 400:
             raise ConfigError(reply.json()["error"]["message"])
-        return as_words(parse_completion(content(example)))
+        return as_words(parse_completion(content(row)))
 
-    def tokenizer(example: str, folder: Path) -> object:
-        members = json.loads("{" + codes(example)[0] + "}")
+    def tokenizer(row: Row, folder: Path) -> object:
+        members = json.loads(f"{{{row.example}}}")
         spec = json.loads((text_model / "tokenizer.json").read_text()) | members
-        data = json.dumps(spec).encode("utf-8-sig" if "BOM" in example else "utf-8")
+        data = json.dumps(spec).encode(ENCODINGS[row.encoding])
         (folder / "tokenizer.json").write_bytes(data)
         assert read_tokenizer(folder / "tokenizer.json").get_vocab_size()
         return "a tokenizer" + "".join(
             f"; it says: {text.partition(': ')[2]}" for text in caplog.messages
         )
 
-    def python(example: str, _: Path) -> object:
-        params = eval(codes(example)[0], {"SamplingParams": SamplingParams, "np": np})
+    def python(row: Row, _: Path) -> object:
+        params = eval(row.example, {"SamplingParams": SamplingParams, "np": np})
         with engine_of(text_model) as llm:
             return f"{len(llm.generate(['a'], params)[0].completions)} completions"
 
-    doors: dict[str, Callable[[str, Path], Any]] = {
+    doors: dict[str, Callable[[Row, Path], Any]] = {
         "HTTP": http,
         "Batches of a server": server_batch,
         "srm batch": lines_file,
@@ -174,12 +161,8 @@ async def test_a_door_says_what_the_page_says(
         "Python": python,
     }
     try:
-        result = doors[door](example, tmp_path)
+        result = doors[door](row, tmp_path)
         answer = "taken", str(await result if isinstance(result, Awaitable) else result)
     except SRMError as error:
         answer = "refused", error.message
-    assert answer[0] == verdict and words.strip("`") in answer[1], answer
-
-
-def test_no_door_is_without_rows() -> None:
-    assert len(ROWS) >= 35 and {row[0] for row in ROWS} == {door for door, *_ in SECTIONS}
+    assert answer[0] == row.verdict and row.words in answer[1], answer
