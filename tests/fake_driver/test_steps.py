@@ -169,7 +169,8 @@ def test_a_replayed_step_is_one_launch_of_a_graph(log: dict[str, list[Call]]) ->
     assert [*enqueued(captured[begins:ends])] == ["launch"] * 46
     assert captured[ends]["launches"] == 46
     assert [*enqueued(log["replayed"])] == ["up", "graph of 46", "down", "down", "event", "wait"]
-    called = {call["call"].removesuffix("_v2") for call in log["replayed"]}
+    # MAX makes a graph executable in a thread of its own, which may be late.
+    called = {call["call"].removesuffix("_v2") for call in log["both"]}
     assert called <= ENQUEUED | ON_HOST | {"cuGraphLaunch", "cuEventSynchronize"}
 
 
