@@ -89,7 +89,7 @@ class Engine:
         self._steps: SteppedEngine | None = steps
         self._config = config
         self._close = close
-        self._read_ahead, _ = config.step_limits(steps.model)  # no step begins more of them
+        self._step_rows, _ = config.step_limits(steps.model)
         self._is_busy = False
         self._tokenizer = FolderTokenizer(config.model)
 
@@ -143,8 +143,9 @@ class Engine:
     ) -> Iterator[Completion]:
         """Yield completions as they end, in whatever order, of prompts that may be without end.
 
-        As many prompts are read ahead as a step can begin. Leaving the loop cancels the rest once
-        the iterator is closed. Raises as `generate`; `prompt_logprobs` is refused.
+        Prompts are read while fewer completions are under way than a step has rows. Leaving the
+        loop cancels the rest once the iterator is closed. Raises as `generate`, and refuses
+        `prompt_logprobs`.
         """
         given = iter([prompts] if isinstance(prompts, str) else prompts)
         steps, each = self._open(), map(_streamed, _checked(params))
@@ -177,7 +178,7 @@ class Engine:
     def _run(
         self, steps: SteppedEngine, asked: Iterator[PendingPrompt], after_step: Callable[[], None]
     ) -> Generator[tuple[PendingPrompt, Completion], None, None]:
-        """Yield completions as they end. Takes no more prompts than slots have use for soon."""
+        """Yield completions as they end. Takes no more prompts than steps have use for."""
         running: dict[str, PendingPrompt] = {}
         decode = self._tokenizer.decode
         step = steps.step_overlapped if self._config.overlap else steps.step
@@ -207,8 +208,9 @@ class Engine:
 
     def _add(self, steps: SteppedEngine, asked: PendingPrompt) -> bool:
         """Add a request if there is room. Raises RequestError, which names the prompt."""
-        if steps.scheduler.num_waiting >= self._read_ahead:
-            return False
+        num_unfinished = steps.scheduler.num_waiting + steps.scheduler.table.num_owned
+        if num_unfinished >= self._step_rows:
+            return False  # more would not be faster, and would put off the first completions
         try:
             with naming(asked):
                 steps.add(asked.request)

@@ -295,6 +295,15 @@ def test_progress_ends_with_everything(llm: Engine) -> None:
     )
 
 
+def test_begins_no_more_prompts_than_a_step_has_rows(llm: Engine) -> None:
+    """All slots were filled before the first completion came."""
+    running: list[int] = []
+    llm.generate(
+        [[5, 6]] * 40, SamplingParams(max_tokens=6), on_progress=lambda now: running.append(now[3])
+    )
+    assert max(running) == 8
+
+
 def test_a_stream_reads_only_as_far_ahead_as_it_has_use_for(llm: Engine) -> None:
     read = 0
 
