@@ -115,23 +115,31 @@ def test_a_client_that_has_sent_its_next_request_can_leave_too(text_model: Path)
     assert lines.count("status=499") == 2 and "ERROR" not in lines
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"n": 3}, {"stop": "zzz"}, {"logprobs": 1}, {"stream": True}],
-)
-def test_tokens_of_clients_that_left_are_counted(text_model: Path, fields: dict[str, Any]) -> None:
+def test_tokens_of_clients_that_left_are_counted(text_model: Path) -> None:
     """A whole reply's were observed as 0. The engine says how many it has sampled."""
+    kinds: list[dict[str, Any]]
+    kinds = [{}, {"n": 3}, {"stop": "zzz"}, {"logprobs": 1}, {"stream": True}]
     with Server(
         text_model, *SERVER_FLAGS, engine_module="tests.kit.processes.held_engine"
     ) as server:
         address, observed = urlsplit(server.url), "srm_request_generation_tokens"
-        asked = {"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields}
-        body, sampled = json.dumps(asked), 3 * asked.get("n", 1)
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
-        whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
-        with held(text_model, steps=3):
-            with socket.create_connection((address.hostname, address.port)) as client:
-                client.sendall(whole)
-                wait_until(lambda: server.metric("srm_engine_decode_tokens_total") == sampled)
-            wait_until(lambda: server.metric(f"{observed}_count") == 1)
-            assert server.metric(f"{observed}_sum") == sampled
+        made = {"tokens": "srm_engine_decode_tokens_total", "replies": f"{observed}_count"}
+
+        def wait_for(**counts: float) -> None:
+            wait_until(lambda: all(server.metric(made[name]) == counts[name] for name in counts))
+
+        sampled = 0
+        for number, fields in enumerate(kinds, 1):
+            server.wait_until_idle(60)
+            before = server.metric(made["tokens"])
+            asked = {"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields}
+            body, own = json.dumps(asked), 3 * asked.get("n", 1)
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
+            whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+            with held(text_model, steps=3):
+                with socket.create_connection((address.hostname, address.port)) as client:
+                    client.sendall(whole)
+                    wait_for(tokens=before + own)
+                wait_for(replies=number)
+                sampled += own
+                assert server.metric(f"{observed}_sum") == sampled, fields

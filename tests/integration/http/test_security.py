@@ -99,7 +99,7 @@ def test_a_key_that_asks_too_often_is_a_429_that_says_when(guarded: Server) -> N
 
 
 def test_tokens_are_limited_too(guarded: Server) -> None:
-    many = {"n": 100, "max_tokens": 100, "ignore_eos": True}
+    many = {"n": 100, "max_tokens": 51, "ignore_eos": True}
     assert ask(guarded, CAROL, **many).status_code == 200
     refused = ask(guarded, CAROL)
     assert "tokens a minute" in error_of(refused, 429)["message"]

@@ -30,7 +30,8 @@ class HeldEngine(Engine):
         super().__init__(model, runner, config, *more)
         flags = (flag[8:] for flag in sys.argv if flag.startswith("--model="))
         self._hold = Path(next(flags, config.model)) / _FILE
-        self._made = 0  # steps since it is held
+        self._made, self._held_at = 0, 0
+        """Steps since it is held, and when that began: an idle engine does not see a release."""
 
     def step_overlapped(self) -> list[Output]:
         if self._may_step():
@@ -42,10 +43,11 @@ class HeldEngine(Engine):
 
     def _may_step(self) -> bool:
         try:
-            steps = int(self._hold.read_text())
+            steps, held_at = int(self._hold.read_text()), self._hold.stat().st_mtime_ns
         except FileNotFoundError:
-            self._made = 0
             return True
+        if held_at != self._held_at:
+            self._made, self._held_at = 0, held_at
         if self._made >= steps and self.scheduler.table.num_owned:
             return False
         self._made += 1
