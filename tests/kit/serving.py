@@ -69,6 +69,13 @@ def write_text_model(folder: Path, model: ModelConfig = TEXT_MODEL) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
+def run_python(program: str, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program from the repository's root, as `subprocess.run` does; its end is not judged."""
+    settings: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "timeout": 600, **how}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, check=False, text=True, **settings)
+
+
 def tries() -> Iterator[None]:
     """For what may have ended before it is met, or is still to come: again, for a while."""
     deadline = time.monotonic() + 120

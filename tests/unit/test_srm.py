@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from types import ModuleType
 
@@ -13,7 +11,7 @@ import pytest
 import srm.__main__ as srm
 import srm.loadtest.__main__ as loadtest
 from srm.errors import ConfigError
-from tests.kit.serving import ROOT
+from tests.kit.serving import ROOT, run_python
 
 
 @pytest.mark.parametrize(
@@ -207,8 +205,7 @@ for argv in HELPS:
     assert "example:" in text or argv in (["train"], ["snapshot"]), argv
     assert "Default: ()" not in text and "Default: True" not in text, argv
 """
-    run = [sys.executable, "-c", program.replace("HELPS", repr(HELPS))]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    done = run_python(program.replace("HELPS", repr(HELPS)))
     assert done.returncode == 0, done.stderr
 
 

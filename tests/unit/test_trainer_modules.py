@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.serving import ROOT
+from tests.kit.serving import ROOT, run_python
 
 ENVIRONMENT = """
 import json, sys
@@ -49,8 +47,7 @@ sys.meta_path.insert(0, Environment())
 
 def run(program: str, packages: list[str]) -> Any:
     """What a program prints as JSON, in an environment of these packages alone."""
-    command = [sys.executable, "-c", ENVIRONMENT + program, *packages]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python(ENVIRONMENT + program, *packages)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

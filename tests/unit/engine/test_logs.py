@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from srm.logs import MAX_LINE, PROCESS_NAME, JsonLines, TextLines, printable
-from tests.kit.serving import ROOT
+from tests.kit.serving import ROOT, run_python
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
@@ -49,28 +49,16 @@ def test_a_text_line_ends_in_the_fields() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_lines_say_which_process_speaks(form: str) -> None:
-    script = f"import logging; from srm import logs; logs.configure('info', '{form}'); "
-    done = subprocess.run(
-        [sys.executable, "-c", script + "logging.info('hello')"],
-        capture_output=True,
-        check=True,
-        env={**os.environ, PROCESS_NAME: "engine 1%s"},
-    )
-    decoded = done.stderr.decode()
+def test_configuring_sets_level_form_and_the_process_that_speaks(form: str) -> None:
+    script = f"import logging; from srm import logs; logs.configure('warning', '{form}'); "
+    script += "logging.info('no'); logging.warning('hello %s', 1)"
+    done = run_python(script, env={**os.environ, PROCESS_NAME: "engine 1%s"})
+    (line,) = done.stderr.splitlines()
     if form == "json":
-        assert json.loads(decoded)["process_name"] == "engine 1%s"
+        parsed = json.loads(line)
+        assert (parsed["process_name"], parsed["message"]) == ("engine 1%s", "hello 1")
     else:
-        assert decoded.endswith(" INFO [engine 1%s] root: hello\n")
-
-
-def test_configuring_sets_level_and_form() -> None:
-    script = (
-        "import logging; from srm import logs; logs.configure('warning', 'json'); "
-        "logging.info('no'); logging.warning('yes %s', 1)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert json.loads(done.stderr)["message"] == "yes 1"
+        assert line.endswith(" WARNING [engine 1%s] root: hello 1")
 
 
 LOGGING = """
@@ -116,17 +104,13 @@ def test_a_log_that_cannot_be_written_ends_nothing(target: str) -> None:
     read, write = os.pipe()
     os.close(read)
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", LOGGING.replace("logs.configure", close + "logs.configure")],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+        done = run_python(
+            LOGGING.replace("logs.configure", close + "logs.configure"),
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "capture_output": False},
             stderr=full if target == "full disk" else write,
-            check=False,
-            timeout=600,
         )
     os.close(write)
-    assert done.stdout == b"served\n"
+    assert done.stdout == "served\n"
 
 
 EVIL = "a\n2026-01-01 00:00:00,000 ERROR root: b\r\x1b[2Jc\x9b2Kd\x85e\u2028f\u202eg\x00h\ttab"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,16 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from srm.errors import ConfigError
-from srm.metrics_memory import (
-    COUNTS_BYTES,
-    GAUGES_BYTES,
-    VARIABLE,
-    JoinedRegion,
-    Region,
-    create,
-)
+from srm.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, VARIABLE, JoinedRegion, Region, create
 from srm.server.routes.scrape import merged
-from tests.kit.serving import ROOT
+from tests.kit.serving import run_python
 
 
 @contextmanager
@@ -136,15 +127,8 @@ def test_a_process_whose_files_may_not_grow_measures_and_processes_of_its_own_do
         f"assert {VARIABLE!r} not in os.environ"
     )
     with memory("") as (region,):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env={**os.environ, **region.environment, "PROMETHEUS_MULTIPROC_DIR": "/nowhere"},
-            pass_fds=[region.fd],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = {**os.environ, **region.environment, "PROMETHEUS_MULTIPROC_DIR": "/nowhere"}
+        done = run_python(program, env=environment, pass_fds=[region.fd])
         assert (done.returncode, done.stderr) == (0, "")
         assert samples(region)["srm_engine_steps_total"] == 3
 
@@ -154,10 +138,7 @@ def test_no_memory_is_said_at_the_start() -> None:
         f"import resource; resource.setrlimit({resource.RLIMIT_FSIZE}, (9, 9))\n"
         "from srm.metrics_memory import create\ncreate([''])"
     )
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
-        )
-    last = failed.value.stderr.splitlines()[-1]
-    assert last.startswith(ConfigError.__name__) or ConfigError.__name__ in last
+    failed = run_python(program)
+    last = failed.stderr.splitlines()[-1]
+    assert failed.returncode and ConfigError.__name__ in last
     assert "metrics need a file in memory of 16777216 bytes" in last

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 
 import pytest
 
 from srm import tasks
 from srm.tasks import beside, dispensable, task_group, vital
-from tests.kit.serving import ROOT
+from tests.kit.serving import run_python
 
 
 async def forever(ended: list[str]) -> None:
@@ -76,14 +74,7 @@ async def main():
 
 asyncio.run(main())
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = run_python(program)
     assert ended.returncode == code
     assert message in ended.stderr
     assert ("Traceback" in ended.stderr) == bool(traceback) and traceback in ended.stderr

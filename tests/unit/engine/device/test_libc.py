@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from srm.engine.device.libc import BUSY_WAIT, BUSY_WAIT_US, wait_busily_for_less
+from tests.kit.serving import run_python
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,5 @@ def test_max_opens_a_device_with_them() -> None:
         "InferenceSession(devices=[open_device('cpu')]); print('open')"
     )
     environment = {name: value for name, value in os.environ.items() if name not in BUSY_WAIT}
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=environment
-    )
+    done = run_python(script, env=environment)
     assert done.stdout == "open\n", done.stderr

@@ -6,22 +6,17 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-import sys
 
 import pytest
 
 from srm.engine.process import watchdog
 from srm.engine.process.watchdog import REARM_S, Heartbeat, Watchdog
-from tests.kit.serving import ROOT
+from tests.kit.serving import run_python
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     """As a process of its own: there is one clock in each."""
-    head = "import time\nfrom engine.process.watchdog import Watchdog\n"
-    command = [sys.executable, "-c", head + script]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
+    return run_python(f"import time\nfrom engine.process.watchdog import Watchdog\n{script}")
 
 
 def test_a_hang_ends_the_process_and_is_named() -> None:
@@ -62,9 +57,7 @@ def test_a_watchdog_that_gets_no_thread_ends_nothing_and_says_so_once(
     assert caplog.text.count("nobody watches this process for now: unable to start") == 1
 
 
-def test_a_heartbeat_shows_its_time_and_number_of_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_heartbeat_shows_its_time_and_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "REARM_S", 0.0)
     fd = os.memfd_create("heartbeat")
     os.ftruncate(fd, Heartbeat.BYTES)
