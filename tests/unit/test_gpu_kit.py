@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,20 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 import deploy.gpu.run as run_module
 from deploy.gpu import graphs
-from deploy.gpu.calls import GPU, REHEARSAL, KitPart, Sizes, calls
-from deploy.gpu.run import ENVIRONMENT, TIMED_OUT, Call, wrong_products
-from research.bench.gpu.ops import wrong_elements
-from research.bench.gpu.profile import each_once, last_step, read_kernels
-from research.bench.gpu.report import tabulate_ops
+from deploy.gpu.calls import GPU, REHEARSAL, KitPart, calls
+from deploy.gpu.run import TIMED_OUT, Call, wrong_products
+from research.bench.gpu.profile import last_step, read_kernels
+from research.bench.gpu.report import markdown, record_of
 from research.bench.gpu.task import Task
+from srm.errors import ConfigError
 from tests.kit.serving import ROOT
 
-KIT = ROOT / "deploy" / "gpu"
 OPS = "research.bench.gpu.ops"
 TASK = {"part": "", "lines": "", "device": "gpu", "cache_dir": ""}
 ATTEMPTS = """
@@ -88,7 +87,7 @@ def test_a_size_that_fails_costs_no_other(call: Call) -> None:
     assert call.run([part(1, 2, 3, 4), part(1, name="b")]) == 1
     *sizes, end, other, _ = written(call)
     assert [(line["key"], line["ok"]) for line in sizes] == [
-        *(("up 1", True), ("up 2", False), ("up 3", False), ("up 4", False))
+        (f"up {rows}", rows == 1) for rows in (1, 2, 3, 4)
     ]
     assert "ValueError: 2 is too many" in sizes[1]["died"]
     assert end["key"] == "end" and end["exit"] == 2 and other["part"] == "b"
@@ -124,25 +123,11 @@ def test_products_of_one_width_say_nothing_of_anothers(call: Call) -> None:
     assert written(call)[-1]["exit"] == 0
 
 
-def test_what_a_gpu_alone_has_is_left_out_of_a_rehearsal_which_says_so(call: Call) -> None:
-    assert call.run([part(1, needs_gpu="no processor has it"), part(1, name="b")]) == 0
-    (left_out, *_) = written(call)
-    assert left_out["part"] == "a" and left_out["left_out"] == "no processor has it"
-    call.device = "gpu"
-    call.run([part(1, name="c", needs_gpu="no processor has it")])
-    assert written(call)[-1]["exit"] == 0
-
-
 def test_one_row_and_products_that_nobody_looked_at() -> None:
     looked = {"product": "plain", "key": "up 1", "rows": 1, "ok": False}
     assert not wrong_products("a", [looked])  # a step on a GPU has two at least
     assert wrong_products("a", [looked, looked | {"rows": 2, "key": "up 2"}]) == ["a: up 2"]
     assert wrong_products("a", [{"product": None, "key": "mix 2", "ok": True}])
-
-
-def test_a_program_that_is_not_there_leaves_its_part_out(call: Call) -> None:
-    assert call.run([part(1, under=("no-such-profiler",))]) == 0
-    assert written(call)[-1]["left_out"] == "no no-such-profiler here"
 
 
 def test_a_step_of_ncus_table() -> None:
@@ -163,14 +148,6 @@ def test_a_step_of_ncus_table() -> None:
         read_kernels("==ERROR== ERR_NVGPUCTRPERM")
     with pytest.raises(ValueError, match="in 'fortnight'"):
         read_kernels(report.replace('"us"', '"fortnight"'))
-
-
-def test_counters_are_of_each_kernel_once() -> None:
-    for of_layer in (5, 6):
-        launches = 2 + 8 * of_layer + 4
-        skipped, names = each_once(launches, num_layers=8)
-        assert skipped == 2 * launches - 4 and len(names) == len({*names}) == of_layer + 6
-        assert names[:6] == ["head", "edit", "sample", "score", "expand", "embed"]
 
 
 def test_a_size_that_never_ends_costs_its_limit_alone(call: Call) -> None:
@@ -209,40 +186,16 @@ def test_the_variables_that_a_gpu_opened_with_are_those_of_all_that_follows(call
     assert call.environment == {"SRM_TRIED": "b"} and call.opened
 
 
-def test_wrong_elements_are_named_with_where_they_are() -> None:
-    expected = np.zeros((3, 130))
-    got = expected.copy()
-    got[1, 64:] = 2
-    got[2, 0] = np.nan
-    moments = np.full((3, 2), 5.0)
-    result = (np.append(got, moments), np.append(expected, 0 * moments), np.ones(396))
-    wrong = wrong_elements(np.array([0, 7, 9]), 130, result)
-    assert wrong["elements"] == 66 + 1 + 6 and wrong["of"] == 396
-    assert wrong["by_row"] == {"7": 66, "9": 1, "-1": 6}
-    assert wrong["by_64_columns"] == [1 + 6, 64, 2]
-    assert wrong["first"][0] == (7, 64, 2.0, 0.0) and len(wrong["first"]) == 64
-
-
-def test_both_sizes_have_the_same_parts_in_every_call() -> None:
+def test_both_sizes_have_parts_alike_with_settings_they_can_read() -> None:
     for number, parts in calls(GPU, "graphs").items():
+        rehearsed = calls(REHEARSAL, "graphs")[number]
         names = {item.module for item in parts} - {"srm.engine.device.graph_notes"}
-        assert {item.module for item in calls(REHEARSAL, "graphs")[number]} == names
+        assert {item.module for item in rehearsed} == names
         assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in names - {"pytest"})
-
-
-def test_float8_is_checked_timed_and_compared_at_both_widths() -> None:
-    every = [item for parts in calls(GPU, "graphs").values() for item in parts]
-    narrow = [item for item in every if item.settings.get("dtype") == "float8"]
-    members = {(item.module.rpartition(".")[2], item.settings["d_model"]) for item in narrow}
-    assert members == {(name, d) for name in ("ops", "steps", "logprobs") for d in (512, 1024)}
-    rehearsed = [
-        item for parts in calls(REHEARSAL, "").values() for item in parts if item.needs_gpu
-    ]
-    assert [item.settings.get("dtype") for item in rehearsed].count("float8") == 4
-    assert {item.name for item in rehearsed if "dtype" not in item.settings} == {
-        "replays 256",
-        "serve",
-    }
+        for sizes, own in ((GPU, parts), (REHEARSAL, rehearsed)):
+            for item in own:
+                if item.arguments is None:
+                    msgspec.convert({**TASK, **sizes.common, **item.settings}, Task)
 
 
 def test_timing_ops_leaves_half_of_their_time_to_feeding_and_checking_them() -> None:
@@ -286,12 +239,117 @@ def test_a_processor_is_given_no_graph_that_it_cannot_have(
     )
 
 
-def test_a_product_that_is_not_a_number_is_reported() -> None:
-    """It is written as null, and is what a kernel that is wrong gives first."""
-    line = {"op": "up", "dtype": "bfloat16", "d_model": 512, "rows": 2, "ok": False}
-    written = msgspec.json.encode(line | {"error": math.nan})
-    shown = "\n".join(tabulate_ops([msgspec.json.decode(written)]))
-    assert "| up | bfloat16 | 512 | 2 | **no** | not a number |" in shown
+MACHINE = {"part": "machine", "key": "machine", "machine": "A100", "commit": "1"}
+MACHINE |= {"date": "2026-11-26", "time": "2026-11-26T00:00:00Z"}
+
+
+def write(path: Path, *lines: dict[str, Any], cut: str = "") -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(line | {"at": 0}) + "\n" for line in lines) + cut)
+
+
+def test_a_line_that_broke_off_costs_no_other(call: Call) -> None:
+    write(call.lines, {"part": "a", "key": "up 1", "begun": True}, cut='{"part": "a", "ke')
+    assert call.run([part(1, 4)]) == 0
+    content = call.lines.read_text().splitlines()
+    assert content[1] == '{"part": "a", "ke' and [json.loads(line) for line in content[2:]]
+    write(call.lines.with_name("call-2.jsonl"), MACHINE, cut="[]\n\n7")
+    call.lines.unlink()
+    record = record_of(call.lines.parent)
+    assert record["damaged_lines"] == 2
+    assert "Lines that broke off, and are left out: 2." in markdown(record)
+
+
+def test_a_size_at_which_a_call_broke_off_is_tried_once_more(call: Call) -> None:
+    begun = {"part": "a", "begun": True, "product": "plain"}
+    ended = {"part": "a", "key": "up 1", "ok": True}
+    write(call.lines, begun | {"key": "up 1"}, ended, begun | {"key": "up 6", "rows": 6})
+    assert call.run([part(1, 6, checks_products=True), part(8, name="b", needs_products=True)]) == 0
+    _, broke_off, result, end, *_ = written(call)
+    assert not broke_off["ok"] and broke_off["died"] == "the call broke off"
+    assert result["key"] == broke_off["key"] == "up 6" and result["ok"] and end["exit"] == 0
+    write(call.lines.with_name("call-2.jsonl"), MACHINE)
+    lines = [line for line in record_of(call.lines.parent)["lines"] if line["key"] == "up 6"]
+    assert [line["ok"] for line in lines] == [True]
+
+
+def test_a_size_at_which_two_calls_broke_off_is_left(call: Call) -> None:
+    begun = {"part": "a", "key": "up 6", "begun": True, "product": "plain", "rows": 6}
+    write(call.lines, begun, begun | {"begun": False, "died": "the call broke off"}, begun)
+    assert call.run([part(6, 7, checks_products=True)]) == 0
+    first, second, other, _ = written(call)
+    assert [item["key"] for item in (first, second, other)] == ["up 6", "up 6", "up 7"]
+    assert second["died"] == "the call broke off" and not second["ok"]
+    assert wrong_products("a", written(call)) == ["a: up 6"]
+
+
+ENDLESS = """
+import sys
+from deploy.gpu import run
+
+part = run.KitPart(name="a", limit_s=300, module="attempts", settings=SETTINGS)
+run.calls = lambda *_: {1: [part]}
+sys.exit(run.main(["1", sys.argv[1], "--device", "cpu"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("under", "numbers", "status"),
+    [
+        ([], [signal.SIGTERM], 143),
+        ([], [signal.SIGHUP], 129),
+        ([], [signal.SIGKILL], -9),
+        (["nohup"], [signal.SIGHUP, signal.SIGTERM], 143),
+    ],
+)
+def test_no_part_outlives_a_call_that_is_ended(
+    call: Call, under: list[str], numbers: list[signal.Signals], status: int
+) -> None:
+    """A part holds the log open as long as it lives: a pipe, whose reader sees that."""
+    program = ENDLESS.replace("SETTINGS", repr({"rows": (5,)}))
+    os.mkfifo(pipe := call.log)
+    heeded = ["env", "--default-signal=HUP"]  # in `nohup make test` too
+    command = [*heeded, *under, sys.executable, "-c", program, str(call.log.parent)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running, pipe.open("rb") as log:
+        while b'"up 5"' not in call.lines.read_bytes():
+            time.sleep(0.01)
+        for number in numbers:
+            running.send_signal(number)
+        assert running.wait() == status
+        log.read()  # ends when the last that writes there has ended
+
+
+def test_results_of_two_machines_or_commits_are_no_report(call: Call) -> None:
+    write(call.lines, MACHINE)
+    write(call.lines.with_name("call-2.jsonl"), MACHINE)
+    assert record_of(call.lines.parent)["commit"] == "1"
+    for other, named in (({"commit": "2"}, "A100 at 2"), ({"machine": "H200"}, "H200 at 1")):
+        write(call.lines.with_name("call-2.jsonl"), MACHINE | other)
+        message = f"call-1 is of A100 at 1 and call-2 is of {named}: put each"
+        with pytest.raises(ConfigError, match=message):
+            record_of(call.lines.parent)
+
+
+def test_results_are_printed_as_they_come_without_what_is_long(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(run_module, "say", printed.append)
+
+    def wait(process: subprocess.Popen[bytes], _: float, meanwhile: Callable[[], None]) -> int:
+        while not printed:
+            meanwhile()
+        raise subprocess.TimeoutExpired([], 1)
+
+    monkeypatch.setattr(run_module, "waited", wait)
+    write_line(call, key="of the call before")
+    call = Call(1, "cpu", call.lines.parent, "", math.inf)
+    assert call.run([part(1, 5)]) == 1
+    first, end = map(json.loads, printed)
+    assert first["key"] == "up 1" and end["key"] == "end" and end["exit"] == TIMED_OUT
+    write_line(call, raw=[1.0], wrong={"elements": 1}, ok=False)
+    call.run([replace(part(1), needs_gpu="a clock")])
+    assert {*json.loads(printed[-2])} == {"part", "key", "at", "ok"}
 
 
 @pytest.fixture
@@ -304,27 +362,11 @@ def theirs(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_plugins_of_others_and_warnings_fail_no_test_of_the_kit(
-    theirs: str, tmp_path: Path
-) -> None:
-    test = tmp_path / "test_kit.py"
-    test.write_text("import warnings\ndef test_it():\n    warnings.warn('theirs is old')\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-c", str(KIT / "pytest.ini")]
-    done = subprocess.run(
-        [*command, f"--rootdir={tmp_path}", "-p", "no:cacheprovider", str(test)],
-        env=os.environ | ENVIRONMENT | {"PYTHONPATH": theirs},
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def rehearse(number: int, results: Path, theirs: str, *flags: str) -> list[dict[str, Any]]:
+def rehearse(number: int, results: Path, theirs: str) -> list[dict[str, Any]]:
     """Make a call on a processor, which must succeed; return the ends of its parts."""
     command = [sys.executable, "-m", "deploy.gpu.run", str(number), str(results)]
     done = subprocess.run(
-        [*command, "--device", "cpu", *flags],
+        [*command, "--device", "cpu"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": theirs},
         capture_output=True,
@@ -337,34 +379,6 @@ def rehearse(number: int, results: Path, theirs: str, *flags: str) -> list[dict[
     return [line for line in lines if line["key"] == "end"]
 
 
-def report_of(results: Path) -> tuple[str, Path]:
-    """The page of the report, and where it is."""
-    folder = results.parent
-    command = [sys.executable, "-m", "research.bench.gpu.report", str(results), str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (page,) = folder.glob("*-gpu.md")
-    return page.read_text().replace("random d 256 | ", ""), page
-
-
-def test_a_call_runs_on_a_processor_and_is_reported(theirs: str, tmp_path: Path) -> None:
-    """Of its parts those that an engine needs most; `make test-all` has all of every call."""
-    results = tmp_path / "results"
-    ends = rehearse(1, results, theirs, "--parts=(products|decode|pytorch) ")
-    assert [end["part"] for end in ends] == [
-        *("machine", "opening", "products 256", "decode 256", "pytorch eager 256"),
-    ]
-    page, path = report_of(results)
-    assert "| srm | bfloat16 | 16 |" in page and "| PyTorch eager | bfloat16 | 16 |" in page
-    assert path.with_suffix(".svg").exists()
-
-
-@pytest.mark.parametrize("sizes", [GPU, REHEARSAL])
-def test_every_part_has_settings_that_it_can_read(sizes: Sizes) -> None:
-    for item in (item for parts in calls(sizes, "graphs").values() for item in parts):
-        if item.arguments is None:
-            msgspec.convert({**TASK, **sizes.common, **item.settings}, Task)
-
-
 @pytest.mark.slow
 def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
     theirs: str, tmp_path: Path
@@ -375,7 +389,10 @@ def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
         assert [item["part"] for item in ends] == [item.name for item in parts]
         left_out = {item["part"] for item in ends if "left_out" in item}
         assert left_out == {item.name for item in parts if item.needs_gpu or is_missing(item)}
-    page, path = report_of(results)
+    command = [sys.executable, "-m", "research.bench.gpu.report", str(results), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = tmp_path.glob("*-gpu.md")
+    page = path.read_text().replace("random d 256 | ", "")
     for shown in (
         *("PyTorch eager | bfloat16 | 16", "srm | bfloat16 | 16", "parked halfway"),
         *("proj_in | bfloat16 | 256 | 65 | yes", "call-3 | decode float8 256 | left out"),

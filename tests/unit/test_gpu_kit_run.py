@@ -75,19 +75,15 @@ def kit(tmp_path: Path) -> Kit:
 
 
 def test_a_call_runs_in_a_place_that_was_not_there(kit: Kit) -> None:
-    done = kit.run()
+    done = kit.run("gpu", "http 5", PYTHONPATH="/theirs")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["argv"][:2] == ["1", str(kit.results)] and document["is"] == "first"
-    assert document["at"].startswith(str(kit.place)) and document["at"].endswith("/source")
-
-
-def test_parts_can_be_named(kit: Kit) -> None:
-    assert json.loads(kit.run("gpu", "http 5").stdout)["argv"][-1] == "--parts=http 5"
-
-
-def test_what_is_unpacked_belongs_to_who_unpacks_it(kit: Kit) -> None:
-    for path in (kit.place, *Path(json.loads(kit.run().stdout)["at"]).rglob("*")):
+    assert document["argv"][-1] == "--parts=http 5"
+    at = Path(document["at"])
+    assert str(at).startswith(str(kit.place)) and at.name == "source"
+    assert document["path"] == f"{at.parent / 'site'}:/theirs", "the machine's behind the kit's"
+    for path in (kit.place, *at.rglob("*")):  # it belongs to who unpacks it
         assert path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o022
 
 
@@ -119,17 +115,15 @@ def test_an_archive_that_cannot_be_unpacked_ends_the_call_and_says_so(kit: Kit) 
     assert kit.run().returncode == 0
 
 
-def test_a_mended_kit_is_unpacked_beside_the_one_before_it(kit: Kit) -> None:
-    first = json.loads(kit.run().stdout)
-    kit.pack("mended")
-    mended = json.loads(kit.run().stdout)
-    assert mended["is"] == "mended" and mended["at"] != first["at"]
-
-
-def test_the_next_call_finds_what_was_unpacked(kit: Kit) -> None:
-    at = Path(json.loads(kit.run().stdout)["at"])
+def test_a_call_finds_what_was_unpacked_and_a_mended_kit_is_beside(kit: Kit) -> None:
+    first = json.loads(kit.run(PYTHONPATH="").stdout)
+    assert first["path"].endswith("/site")
+    at = Path(first["at"])
     (at / "left").touch()
     assert json.loads(kit.run().stdout)["at"] == str(at) and (at / "left").exists()
+    kit.pack("mended")
+    mended = json.loads(kit.run().stdout)
+    assert mended["is"] == "mended" and mended["at"] != str(at)
 
 
 def pythons(folder: Path, **versions: str) -> str:
@@ -155,13 +149,6 @@ def test_another_python_ends_the_call_before_anything_is_unpacked(kit: Kit, tmp_
     runtime.rename(kit.folder / "max-1-python-3.99.tar.xz")
     assert kit.run(PATH=pythons(tmp_path / "bin", python3="3.9")).returncode == 2
     assert kit.refused().startswith("no Python 3.99 here") and not kit.place.exists()
-
-
-def test_what_the_machine_puts_on_its_path_stays_behind_the_kits(kit: Kit) -> None:
-    document = json.loads(kit.run(PYTHONPATH="/theirs").stdout)
-    assert document["path"] == str(Path(document["at"]).parent / "site") + ":/theirs"
-    document = json.loads(kit.run(PYTHONPATH="").stdout)
-    assert document["path"].endswith("/site")
 
 
 def test_a_place_that_cannot_be_made_ends_the_call_and_says_so(kit: Kit, tmp_path: Path) -> None:
