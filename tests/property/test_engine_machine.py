@@ -276,7 +276,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.settle()
         entries: defaultdict[str, list[Parked]] = defaultdict(list)
         for request, parked in self.engine.parked_of_all():
-            assert request == self.requests[request.id]
+            assert request == self.requests[request.id] and request.durable
             entries[request.id].append(parked)
         running = sorted(self.engine.scheduler.request_ids())
         self.aborted.update(running)

@@ -21,7 +21,6 @@ from srm.engine.process.snapshot_writer import PARTIAL, SnapshotWriter
 from srm.engine.state.parked import Parked
 from srm.engine.steps.batch import SlotStates
 from srm.errors import SnapshotError
-from tests.unit.engine.state.test_parked import assert_same
 
 STAMP = Stamp(fingerprint="f00d", arithmetic="cpu float32", state_width=3, state_dtype="<f4")
 
@@ -71,6 +70,14 @@ def write(folder: Path, chunks: list[list[Record]] = CHUNKS, stamp: Stamp = STAM
 def opened(path: Path) -> Iterator[SnapshotFile]:
     with closing(SnapshotFile(path, STAMP)) as result:
         yield result
+
+
+def assert_same(result: Parked, expected: Parked) -> None:
+    for name in ("indices", "positions"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
+    np.testing.assert_array_equal(result.states.states, expected.states.states)
+    np.testing.assert_array_equal(result.states.last_tokens, expected.states.last_tokens)
+    assert (result.tokens, result.logprobs) == (expected.tokens, expected.logprobs)
 
 
 def has(file: SnapshotFile, *records: Record) -> None:

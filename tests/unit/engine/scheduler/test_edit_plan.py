@@ -35,21 +35,6 @@ def test_a_step_without_edits_carries_none() -> None:
     assert not scheduler.table.edits and not scheduler.table.is_edited.any()
 
 
-def test_the_last_token_is_left_to_the_device() -> None:
-    scheduler = scheduler_of()
-    words = ((7, 8, 9),)
-    scheduler.add(request_of("a", [9, 5, 9], repetition_penalty=2, bad_words=words, max_tokens=9))
-    scheduler.schedule()  # prefill
-    for token, expected in (
-        (7, {}),
-        (6, {}),
-        (7, {Span.SAMPLED: [7], Span.PAIRS: [8, 9]}),
-        (6, {Span.SAMPLED: [7, 6]}),
-        (6, {Span.SAMPLED: [7, 6, 7], Span.PAIRS: [8, 9]}),
-    ):
-        assert listed(step(scheduler, token), 0) == {Span.PROMPT: [5, 9]} | expected
-
-
 def test_rows_of_a_request_share_what_is_the_same() -> None:
     scheduler = scheduler_of()
     wants = {

@@ -1,4 +1,4 @@
-"""How soon first tokens come: what a step gives to prompts, to first tokens and to next ones."""
+"""What a step gives to prompts, to first tokens and to next ones, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -145,3 +145,42 @@ def test_a_long_prompt_lets_pass_so_much_and_no_more() -> None:
         lines += [output.id for output in step(scheduler)]
     # One token each, after the 40 of the long one; of equal rank is the one that it starts before.
     assert len(lines) - 1 == PATIENCE * (40 - 1) - 40
+
+
+def served(scheduler: Scheduler) -> Counter[str]:
+    """Rows of the next step, which has too few of them, by request."""
+    batch = scheduled(scheduler)
+    assert batch.is_partial
+    counts = rows_by_request(scheduler, batch)
+    complete(scheduler, batch)
+    return counts
+
+
+def test_the_higher_priority_is_served_in_every_step_and_the_rest_in_turn() -> None:
+    scheduler = scheduler_of(num_slots=20, max_step_rows=7)
+    scheduler.add(request_of("low", [5], n=9, priority=-1, max_tokens=60))
+    scheduler.add(request_of("high", [5], n=3, max_tokens=60))
+    scheduler.add(request_of("highest", [5], n=2, priority=4, max_tokens=60))
+    ids, rows = scheduler.table.sequence_id, Counter[int]()
+    for turn in range(1, 30):
+        before = scheduler.table.position.copy()
+        assert served(scheduler) == {"highest": 2, "high": 3, "low": 2}
+        rows.update(np.flatnonzero(scheduler.table.position > before).tolist())
+        counts = [rows[slot] for slot in np.flatnonzero((ids >= 0) & (ids < 9)).tolist()]
+        assert max(counts) - min(counts) <= 1, f"unfair after {turn} steps"
+
+
+def test_the_lower_priority_waits_while_the_higher_one_has_all_rows() -> None:
+    scheduler = scheduler_of(num_slots=20, max_step_rows=4)
+    scheduler.add(request_of("low", [5], n=3, priority=-1, max_tokens=60))
+    scheduler.add(request_of("high", [5], n=6, max_tokens=3))
+    assert [served(scheduler) for _ in range(5)] == [{"high": 4}] * 4 + [{"high": 2, "low": 2}]
+
+
+def test_a_turn_ends_where_fewer_run_than_hold_slots() -> None:
+    scheduler = scheduler_of(num_slots=9, max_step_rows=6, max_step_tokens=9)
+    scheduler.add(request_of("high", [5], n=5, max_tokens=60))
+    scheduler.add(request_of("runs", [5], n=2, priority=-1, max_tokens=60))
+    for name in ("is fed", "too"):
+        scheduler.add(request_of(name, [5] * 60, priority=-1, max_tokens=60))
+    assert served(scheduler) == {"high": 5, "runs": 1}

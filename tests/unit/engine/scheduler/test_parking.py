@@ -97,25 +97,6 @@ def test_what_may_be_parked_is_bounded(most: int, parked: int) -> None:
     assert engine.scheduler.parking.num_parked == parked
 
 
-def test_parked_samples_are_stopped_and_none_that_is_not_durable_is_kept() -> None:
-    engine = engine_of(num_slots=4)
-    engine.add(request_of("low", n=9, max_tokens=30, priority=-1))
-    run(engine, 4)
-    engine.settle()
-    assert list(engine.parked_of_all()) == []
-    engine.add(request_of("high", [9, 8], n=4, max_tokens=5))
-    run(engine, 2)
-    engine.stop("low", np.array([1], np.int32), 3)
-    assert engine.scheduler.parking.indices(engine.scheduler.registry.by_id["low"]).tolist() == [
-        0,
-        2,
-    ]
-    engine.settle()
-    assert list(engine.parked_of_all()) == []
-    message = sorted(tokens(run(engine)))
-    assert message == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
-
-
 def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
     request = request_of("low", n=3, max_tokens=9, durable=True)
     engine, other = engine_of(num_slots=4), engine_of(num_slots=4)

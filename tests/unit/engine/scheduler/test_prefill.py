@@ -7,11 +7,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from srm.engine.messages import PROMPT, Output, Request, join
+from srm.engine.messages import PROMPT, Output, Request
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.prefill import MIN_SPLIT
 from srm.engine.steps.batch import Batch
-from tests.kit.engines.making import engine_of, ints, request_of
+from tests.kit.engines.making import engine_of, request_of
 from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 from tests.kit.processes.run_engine import run as run_all
 
@@ -130,21 +130,6 @@ def test_many_scored_tails_of_one_prompt_feed_it_once(prefilled: list[int]) -> N
         assert ran[f"{tail}"][0].logprobs == expected[-12:]
 
 
-@pytest.mark.parametrize("step_tokens", [7, 11, 64])
-def test_a_scored_part_begins_where_a_chunk_does(step_tokens: int) -> None:
-    whole, _ = run(engine_of(), request_of(prompt=HEADER, prompt_logprobs=1))["a"]
-    for keeps in (True, False):
-        for start in range(31):
-            engine = engine_of(
-                max_step_rows=4, max_step_tokens=step_tokens, prefix_slots=2, prefix_cache=keeps
-            )
-            request = request_of(prompt=HEADER, prompt_logprobs=1, prompt_logprobs_start=start)
-            *parts, sample = run(engine, request)["a"]
-            first = max(start, 1)
-            assert b"".join(part.logprobs for part in parts) == whole.logprobs[4 * first - 4 :]
-            assert all(part.index == PROMPT for part in parts) and sample.finish_reason
-
-
 def test_who_waits_for_an_aborted_request_goes_on_without_it(prefilled: list[int]) -> None:
     engine = engine_of(max_step_rows=4, max_step_tokens=5)
     alone = run(engine_of(), request_of("b", HEADER))["b"]
@@ -185,20 +170,6 @@ def test_with_the_cache_off_only_several_samples_need_a_prefix(prefilled: list[i
         assert cached(run(engine)["a"]) == {0}
         assert engine.scheduler.prefixes.num_used == 0
     assert sum(prefilled) == 3 * 29
-
-
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("start", [0, 5, -20])
-@pytest.mark.parametrize("num_steps", [2, 4, 6, 8])
-def test_scores_come_once_though_a_prompt_is_fed_again(n: int, start: int, num_steps: int) -> None:
-    asked = request_of(prompt=HEADER, n=n, prompt_logprobs=1, prompt_logprobs_start=start)
-    engine = engine_of(max_step_rows=8, prefill_step_tokens=4)
-    engine.add(asked)
-    came = [output for _ in range(num_steps) for output in engine.step()]
-    engine.load_weights(tiny_weights(1), refeeds=True)
-    came += run_all(engine)
-    scored = join([output for output in came if output.index == PROMPT]).token_ids
-    assert ints(scored) == HEADER[start or 1 :]
 
 
 def test_a_sample_that_is_fed_again_without_tokens_is_of_the_new_weights() -> None:

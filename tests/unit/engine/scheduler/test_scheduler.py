@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from srm.engine.steps.batch import FROM_DEVICE
+from srm.engine.state.sequence import sample_seeds
+from srm.engine.steps.batch import FROM_DEVICE, Batch
 from srm.errors import InvalidRequest, Overloaded
 from tests.kit.engines.making import (
     complete,
@@ -51,15 +52,6 @@ def test_who_left_the_queue_is_counted() -> None:
         counts.append(scheduler.num_left)
         scheduler.abort("a")
     assert [*counts, scheduler.num_left] == [0, 0, 2, 3, 5, 6]
-
-
-def test_a_prompt_of_one_token_has_nothing_to_prefill() -> None:
-    scheduler = scheduler_of()
-    scheduler.add(request_of(prompt=[5], n=3, max_tokens=1))
-    batch = scheduled(scheduler)
-    assert (batch.num_decode, rows(batch), batch.positions.tolist()) == (3, [[5]] * 3, [0] * 3)
-    assert scheduler.prefixes.num_used == 0
-    assert sorted(output.index for output in complete(scheduler, batch)) == [0, 1, 2]
 
 
 def test_samples_fork_from_one_prefix_until_the_last_one_has() -> None:
@@ -150,14 +142,6 @@ def test_a_blocked_prefix_does_not_hold_up_forks_behind_it(priority: int) -> Non
     assert [output.id for output in steps(scheduler)] == (order[::-1] if priority else order)
 
 
-def test_one_slot_serves_any_n() -> None:
-    scheduler = scheduler_of(num_slots=1, prefix_slots=1)
-    scheduler.add(request_of("a", n=3, max_tokens=1))
-    scheduler.add(request_of("b", [5], n=2, max_tokens=1))
-    # The prompt of b is the shorter one. That of a is prefilled in the third step.
-    assert [output.id for output in steps(scheduler, 6)] == [*"bbaaa"]
-
-
 @pytest.mark.parametrize(
     ("token", "params", "reason"),
     [
@@ -216,3 +200,26 @@ def test_a_batch_line_that_fills_the_queue_leaves_it_to_people() -> None:
     for name in ("line", "a person"):
         scheduler.abort(name)
     scheduler.add(request_of("other line", n=100, priority=-1000))
+
+
+def test_only_the_first_row_of_a_sequence_says_how_it_samples() -> None:
+    def next_batch() -> Batch:
+        batch = scheduled(scheduler)
+        complete(scheduler, batch)
+        return batch
+
+    scheduler = scheduler_of()
+    scheduler.add(request_of("old", [4], max_tokens=20))
+    next_batch()
+    how: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125}
+    scheduler.add(request_of("new", [5, 6], n=2, seed=3, max_tokens=4, **how))
+    prefix = int(next_batch().prefill["write_slot"][1])
+    forks = next_batch()
+    assert [new[:3] for new in forks.new.tolist()] == [(1, prefix, 6), (2, prefix, 6)]
+    seeds = sample_seeds(3, forks.sequence_ids[1:] - 1).tolist()
+    sampling = [own[:5] for own in forks.new["sampling"].tolist()]
+    assert sampling == [(0.5, 7, 0.25, 0.125, seed) for seed in seeds]
+    for _ in range(3):
+        batch = next_batch()
+        assert (batch.num_decode, len(batch.new)) == (3, 0)
+    assert next_batch().num_decode == 1

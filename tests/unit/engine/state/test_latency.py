@@ -108,14 +108,6 @@ def test_samples_are_sequences_each_and_one_request(grown: dict[str, Grown]) -> 
     assert grown["REQUEST_N"].below("10.0") == 0
 
 
-def test_who_takes_turns_waits_longer_between_tokens(grown: dict[str, Grown]) -> None:
-    clocked = Clocked(max_step_rows=3, max_step_tokens=16)
-    clocked.scheduler.add(request_of(prompt=[5], n=6, max_tokens=3))
-    clocked.steps(*[1.0] * 6)
-    first = (6, 3 * 1.0 + 3 * 2.0)
-    has_grown(grown, {"INTER_TOKEN_SECONDS": (12, 12 * 2.0), "FIRST_TOKEN_SECONDS": first})
-
-
 def test_waits_between_tokens_are_right_where_steps_are_mixed(grown: dict[str, Grown]) -> None:
     clocked = Clocked(max_step_rows=3)
     clocked.scheduler.add(request_of("low", [5], n=2, priority=-1, max_tokens=5))

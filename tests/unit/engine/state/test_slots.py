@@ -10,7 +10,7 @@ import pytest
 from srm.engine.scheduler.accept import accept
 from srm.engine.state.fair_share import FairShares
 from srm.engine.state.sequence import SequenceGroup, sample_seeds
-from srm.engine.state.slots import SlotTable, StopSets
+from srm.engine.state.slots import BLOCK, History, SlotTable, StopSets
 from tests.kit.engines.making import request_of
 from tests.kit.engines.numpy_runner import TINY
 
@@ -93,3 +93,26 @@ def test_seeds_are_those_of_splitmix64_whoever_starts_with_them() -> None:
     alone = [sample_seeds(2**64 - 1, np.array([i], np.int64))[0] for i in range(100)]
     assert together.tolist() == alone
     assert len(set(alone)) == 100
+
+
+def test_a_history_is_read_across_blocks() -> None:
+    rng, n_ctx = np.random.default_rng(0), 3 * BLOCK + 5
+    history, expected = History(9, n_ctx, np.int32), rng.integers(0, 2**31, (9, n_ctx), np.int32)
+    for some in np.array_split(rng.permutation(expected.size), 40):
+        slots, positions = np.divmod(some, n_ctx)
+        history.put(slots, positions.astype(np.int32), expected[slots, positions])
+    for start, stop in ((0, n_ctx), (0, 0), (3, 3), (BLOCK, BLOCK), (15, 17), (16, 32), (7, 40)):
+        for slot in range(9):
+            assert history.read(slot, start, stop) == expected[slot, start:stop].tobytes()
+
+
+def test_offsets_of_a_history_are_64_bit() -> None:
+    num_slots = 2**26 + 2
+    history = History(num_slots, 2 * BLOCK, np.float32)
+    assert history.nbytes > 4 * 2**31
+    slots = np.array([0, num_slots - 1, 0, num_slots - 1])
+    positions = np.array([0, 0, 2 * BLOCK - 1, 2 * BLOCK - 1], np.int32)
+    values = np.arange(4, dtype=np.float32)
+    history.put(slots, positions, values)
+    for slot, position, value in zip(slots.tolist(), positions.tolist(), values, strict=True):
+        assert history.read(slot, position, position + 1) == value.tobytes()
