@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from srm.engine.constraints import grammars as matching
 from srm.engine.constraints.constraint import json_constraint, regex_constraint
-from srm.engine.constraints.grammars import (
-    I32,
-    Grammar,
-    Grammars,
-    MakeTable,
-    Matchers,
-    make_masks,
-)
+from srm.engine.constraints.grammars import I32, Grammar, Grammars, MakeTable, Matchers, make_masks
 from srm.engine.messages import Request, StopSamples
 from srm.engine.process import compiling as compiling_threads
 from srm.engine.process.compiling import Compiling
@@ -265,20 +258,6 @@ def test_where_nothing_may_follow_the_sample_ends_with_an_error() -> None:
     assert text_of(ints(last.token_ids)) == "ab"
 
 
-def test_samples_are_the_same_alone_and_among_others() -> None:
-    alone = engine_of()
-    alone.add(constrained(n=3, seed=5, temperature=2.0))
-    expected = {index: ids for (_, index), ids in tokens_of(run(alone)).items()}
-    among = engine_of()
-    among.add(request_of("b", [1, 2, 3], n=4, max_tokens=12))
-    among.add(constrained(n=3, seed=5, temperature=2.0))
-    several = tokens_of(run(among))
-    assert {index: several["a", index] for index in range(3)} == expected
-    assert all(
-        len(text_of(ints(ids))) == 3 and ids[-4:] == b"\1\0\0\0" for ids in expected.values()
-    )
-
-
 def test_a_matcher_that_made_room_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     request = constrained(n=5, seed=1, temperature=2.0)
     engine = engine_of()
@@ -298,117 +277,114 @@ def compiled(compiling: Compiling) -> list[tuple[str, RequestError | None]]:
     return answers
 
 
-def held(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
-    """Have compiles wait for the event; return it, and the constraints that were begun."""
-    goes_on, begun, build = threading.Event(), list[str](), own.build
+class Held:
+    """Compiles that wait until `goes_on`, and the constraints that were begun."""
 
-    def hang(constraint: str, make_table: MakeTable) -> Grammar:
-        begun.append(constraint)
-        goes_on.wait()
-        return build(constraint, make_table)
+    def __init__(self, most: int = 100) -> None:
+        self.grammars, self.goes_on, self.begun = grammars(), threading.Event(), list[str]()
+        self.compiling = Compiling(self.grammars, most)
+        self._build = self.grammars.build
+        self.grammars.build = self._hang  # type: ignore[method-assign,assignment]
 
-    monkeypatch.setattr(own, "build", hang)
-    return goes_on, begun
+    def _hang(self, constraint: str, make_table: MakeTable) -> Grammar:
+        self.begun.append(constraint)
+        self.goes_on.wait()
+        return self._build(constraint, make_table)
+
+    def start(self, name: str, client: bytes = b"x", **settings: Any) -> bool:
+        return self.compiling.start(client, request_of(name, **settings))
+
+    def wait_until_begun(self) -> None:
+        while not self.begun:
+            pass
+
+    def compiled(self) -> list[tuple[str, RequestError | None]]:
+        """Ids and errors of all that wait, once they need not."""
+        self.goes_on.set()
+        return compiled(self.compiling)
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[..., Held]]:
+    """hold(5): compiles of at most so many waiting sequences of a share; closed at the end."""
+    made: list[Held] = []
+
+    def begin(most: int = 100) -> Held:
+        made.append(Held(most))
+        return made[-1]
+
+    yield begin
+    for item in made:
+        item.goes_on.set()
+        item.compiling.close()
+
+
+Hold = Callable[..., Held]
 
 
 def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client(
-    monkeypatch: pytest.MonkeyPatch,
+    hold: Hold,
 ) -> None:
-    own = grammars()
-    goes_on, _ = held(own, monkeypatch)
-    compiling = Compiling(own, 100)
-    assert not compiling.start(b"x", request_of("free"))
-    names = ["a", "b", "c"]
-    sources = [LLMatcher.grammar_from_lark(f"start: /{name}{name}/") for name in names]
-    for name, source in zip(names, [*sources[:2], "{"], strict=True):
-        assert compiling.start(b"x" if name != "b" else b"y", request_of(name, constraint=source))
+    held = hold()
+    compiling = held.compiling
+    assert not held.start("free")
+    sources = [LLMatcher.grammar_from_lark(f"start: /{name}{name}/") for name in "ab"]
+    for name, client, source in (
+        ("a", b"x", sources[0]),
+        ("b", b"y", sources[1]),
+        ("c", b"x", "{"),
+    ):
+        assert held.start(name, client, constraint=source)
     assert len(compiling) == 3
     assert not compiling.drop(b"x", "b"), "not its own"
     assert len(compiling) == 3
     compiling.drop_client(b"y")
-    goes_on.set()
-    (first, error), (last, fault) = compiled(compiling)
+    (first, error), (last, fault) = held.compiled()
     assert (first, error, last) == ("a", None, "c") and fault is not None
-    assert own.has(sources[0]) and not own.has(sources[1])
-    assert not compiling.start(b"x", request_of("d", constraint=sources[0]))
-    compiling.close()
+    assert held.grammars.has(sources[0]) and not held.grammars.has(sources[1])
+    assert not held.start("d", constraint=sources[0])
 
 
-def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = grammars()
-    goes_on, begun = held(own, monkeypatch)
-    compiling = Compiling(own, 100)
-    other = LLMatcher.grammar_from_lark("start: /b/")
+def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(hold: Hold) -> None:
+    held = hold()
     for number in range(20):
-        assert compiling.start(b"x", request_of(str(number), constraint=FEW))
-    compiling.start(b"x", request_of("other", constraint=other))
-    compiling.start(b"y", request_of("mine", constraint="".join(FEW)))
-    compiling.drop_client(b"x")
-    (waiting,) = compiling.drop_all()
+        assert held.start(str(number), constraint=FEW)
+    held.start("other", constraint=LLMatcher.grammar_from_lark("start: /b/"))
+    held.start("mine", b"y", constraint="".join(FEW))
+    held.compiling.drop_client(b"x")
+    (waiting,) = held.compiling.drop_all()
     assert waiting.request.params.constraint is FEW, "the text is held once too"
-    compiling.start(b"y", request_of("mine", constraint=FEW))
-    goes_on.set()
-    assert compiled(compiling) == [("mine", None)] and begun == [FEW]
-    compiling.close()
+    held.start("mine", b"y", constraint=FEW)
+    assert held.compiled() == [("mine", None)] and held.begun == [FEW]
 
 
-def test_what_is_being_compiled_is_kept_for_those_who_come_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = grammars()
-    goes_on, begun = held(own, monkeypatch)
-    compiling = Compiling(own, 100)
-    compiling.start(b"x", request_of("left", constraint=FEW))
-    while not begun:
-        pass
-    compiling.drop_client(b"x")
-    compiling.start(b"x", request_of("again", constraint=FEW))
-    goes_on.set()
-    assert compiled(compiling) == [("again", None)] and begun == [FEW]
-    compiling.close()
-
-
-def test_no_more_sequences_of_a_share_wait_for_constraints_than_may_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = grammars()
-    goes_on, _ = held(own, monkeypatch)
-    compiling = Compiling(own, 5)
-    compiling.start(b"x", request_of("a", constraint=FEW, n=3))
+def test_no_more_sequences_of_a_share_wait_for_constraints_than_may_wait(hold: Hold) -> None:
+    held = hold(5)
+    held.start("a", constraint=FEW, n=3)
     with pytest.raises(Overloaded, match="3 of at most 5 sequences wait"):
-        compiling.start(b"x", request_of("b", constraint=FEW, n=3))
-    compiling.start(b"x", request_of("c", constraint=FEW, n=2))
-    compiling.start(b"x", request_of("other", constraint=FEW, n=4, share="other"))
+        held.start("b", constraint=FEW, n=3)
+    held.start("c", constraint=FEW, n=2)
+    held.start("other", constraint=FEW, n=4, share="other")
     with pytest.raises(Overloaded):
-        compiling.start(b"x", request_of("d", constraint=FEW))
-    compiling.drop(b"x", "a")
-    compiling.start(b"x", request_of("d", constraint=FEW, n=3))
-    goes_on.set()
-    assert compiled(compiling) == [("c", None), ("other", None), ("d", None)]
-    compiling.start(
-        b"x", request_of("e", constraint=LLMatcher.grammar_from_lark("start: /b/"), n=5)
-    )
-    compiling.close()
+        held.start("d", constraint=FEW)
+    held.compiling.drop(b"x", "a")
+    held.start("d", constraint=FEW, n=3)
+    assert held.compiled() == [("c", None), ("other", None), ("d", None)]
+    held.start("e", constraint=LLMatcher.grammar_from_lark("start: /b/"), n=5)
 
 
 def test_shares_have_their_constraints_compiled_in_turn_and_high_priorities_first(
-    monkeypatch: pytest.MonkeyPatch,
+    hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling_threads, "NUM_THREADS", 1)
-    own = grammars()
-    goes_on, begun = held(own, monkeypatch)
-    compiling = Compiling(own, 100)
+    held = hold()
     words = {name: LLMatcher.grammar_from_lark(f"start: /{name}/") for name in "abcdefgh"}
 
     def start(name: str, share: str, word: str, priority: int = 0) -> None:
-        request = request_of(name, constraint=words[word], share=share, priority=priority)
-        assert compiling.start(b"x", request)
+        assert held.start(name, constraint=words[word], share=share, priority=priority)
 
     start("first", "many", "a")
-    while not begun:
-        pass
+    held.wait_until_begun()
     for word in "bcd":
         start(f"many {word}", "many", word)
     start("batch", "batch", "e", -1)
@@ -416,63 +392,49 @@ def test_shares_have_their_constraints_compiled_in_turn_and_high_priorities_firs
     start("few f", "few", "f")
     start("chat", "few", "g", 1)
     start("left", "left", "h")
-    compiling.drop(b"x", "left")
-    goes_on.set()
-    names = [name for name, _ in compiled(compiling)]
-    assert [word for own in begun for word in "abcdefgh" if words[word] == own] == list("agbdcfe")
+    held.compiling.drop(b"x", "left")
+    names = [name for name, _ in held.compiled()]
+    begun = [word for own in held.begun for word in "abcdefgh" if words[word] == own]
+    assert begun == list("agbdcfe")
     assert names[3:5] == ["many d", "few d"]
-    compiling.close()
 
 
-def test_an_id_that_waits_is_in_use_but_for_what_is_durable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = grammars()
-    goes_on, _ = held(own, monkeypatch)
-    compiling = Compiling(own, 100)
+def test_an_id_that_waits_is_in_use_but_for_what_is_durable(hold: Hold) -> None:
+    held = hold()
     for name, durable in (("a", False), ("b", True)):
-        assert compiling.start(b"x", request_of(name, constraint=FEW, durable=durable))
+        assert held.start(name, constraint=FEW, durable=durable)
     with pytest.raises(InvalidRequest, match="'a' is in use"):
-        compiling.start(b"x", request_of("a", constraint=FEW))
-    assert compiling.start(b"x", request_of("b", constraint=FEW, durable=True, weight=2.0))
-    assert compiling.start(b"y", request_of("a", constraint=FEW)), "another client's"
-    goes_on.set()
-    assert [name for name, _ in compiled(compiling)] == ["a", "b", "a"]
-    compiling.close()
+        held.start("a", constraint=FEW)
+    assert held.start("b", constraint=FEW, durable=True, weight=2.0)
+    assert held.start("a", b"y", constraint=FEW), "another client's"
+    assert [name for name, _ in held.compiled()] == ["a", "b", "a"]
 
 
 def test_all_that_wait_are_dropped_and_what_was_begun_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling_threads, "NUM_THREADS", 1)
-    own = grammars()
-    goes_on, begun = held(own, monkeypatch)
-    compiling = Compiling(own, 1)
-    compiling.start(b"x", request_of("a", constraint=FEW))
-    while not begun:
-        pass
-    compiling.start(b"x", request_of("b", constraint="{", share="b"))
-    assert [waiting.request.id for waiting in compiling.drop_all()] == ["a", "b"]
-    assert compiling.drop_all() == [] and len(compiling) == 1
-    compiling.start(b"x", request_of("c", constraint=FEW))
-    goes_on.set()
-    assert compiled(compiling) == [("c", None)] and begun == [FEW]
-    compiling.close()
+    held = hold(1)
+    held.start("a", constraint=FEW)
+    held.wait_until_begun()
+    held.start("b", constraint="{", share="b")
+    assert [waiting.request.id for waiting in held.compiling.drop_all()] == ["a", "b"]
+    assert held.compiling.drop_all() == [] and len(held.compiling) == 1
+    held.start("c", constraint=FEW)
+    assert held.compiled() == [("c", None)] and held.begun == [FEW]
 
 
-def test_a_stop_that_comes_before_the_constraint_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = grammars()
-    goes_on, _ = held(own, monkeypatch)
-    compiling = Compiling(own, 100)
-    compiling.start(b"x", request_of("a", constraint=FEW))
+def test_a_stop_that_comes_before_the_constraint_is_kept(hold: Hold) -> None:
+    held = hold()
+    held.start("a", constraint=FEW)
     stop = StopSamples("a", b"", cut=1)
-    assert not compiling.stop(b"y", stop) and not compiling.stop(b"x", StopSamples("b", b""))
-    assert compiling.stop(b"x", stop)
-    goes_on.set()
-    while not (answers := list(compiling.take_compiled())):
+    assert not held.compiling.stop(b"y", stop)
+    assert not held.compiling.stop(b"x", StopSamples("b", b""))
+    assert held.compiling.stop(b"x", stop)
+    held.goes_on.set()
+    while not (answers := list(held.compiling.take_compiled())):
         pass
     assert answers[0][0].stops == [stop]
-    compiling.close()
 
 
 def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,20 +451,6 @@ def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.Monkey
     assert error is not None and "a bug" in error.message and error.param == "constraint"
     compiling.start(b"x", request_of("b", constraint=FEW))
     assert compiled(compiling) == [("b", None)]
-    compiling.close()
-
-
-def test_a_compile_that_hangs_holds_up_no_request_without_a_constraint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = grammars()
-    goes_on, _ = held(own, monkeypatch)
-    compiling = Compiling(own, 100)
-    compiling.start(b"x", request_of("a", constraint=FEW))
-    assert not compiling.start(b"x", request_of("free"))
-    assert list(compiling.take_compiled()) == []
-    goes_on.set()
-    assert compiled(compiling) == [("a", None)]
     compiling.close()
 
 

@@ -203,36 +203,24 @@ def test_strict_objects_have_only_the_properties_that_are_named() -> None:
             json_constraint(joined, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("schema", "allowed", "refused"),
-    [
-        (BASE, ['{"a":1}'], ['{"a":1,"b":true}']),
-        ({"required": ["b"]}, ['{"b":[1]}', "3"], []),
-        ({**BASE, "additionalProperties": True}, ['{"a":1,"b":true}'], []),
-        ({**BASE, "additionalProperties": {"type": "null"}}, ['{"a":1,"b":null}'], []),
-        ({"type": "array", "items": BASE}, ['[{"a":1}]'], ['[{"a":1,"b":true}]']),
-        ({"allOf": [BASE, MORE]}, ['{"a":1,"b":true}'], ['{"a":1,"c":1}', '{"b":true}']),
-        (
-            {**BASE, "$ref": "#/$defs/m", "$defs": {"m": MORE}},
-            ['{"a":1,"b":true}'],
-            ['{"a":1,"c":1}'],
-        ),
-        (
-            {**BASE, "anyOf": [{**MORE, "required": ["b"]}, {"required": ["c"]}]},
-            ['{"a":1,"b":true}', '{"a":1,"c":[]}'],
-            ['{"a":1}', '{"a":1,"d":1}'],
-        ),
-        ({"allOf": [BASE, {"properties": {"a": {"maximum": 3}}}]}, ['{"a":3}'], ['{"a":4}']),
-        ({"type": "object", "minProperties": 1}, ['{"a":[1]}'], ["{}"]),
-        ({"properties": {"a": False}, "minProperties": 1}, ['{"b":1}'], ["{}"]),
-    ],
-)
-def test_invents_no_properties_that_are_not_asked_for(
-    schema: Any, allowed: list[str], refused: list[str]
-) -> None:
-    constraint = json_constraint(schema)
-    assert all(accepts(constraint, text) for text in allowed)
-    assert not any(accepts(constraint, text) for text in refused)
+INVENTED: list[tuple[Any, list[str], list[str]]] = [
+    (BASE, ['{"a":1}'], ['{"a":1,"b":true}']),
+    ({"required": ["b"]}, ['{"b":[1]}', "3"], []),
+    ({**BASE, "additionalProperties": True}, ['{"a":1,"b":true}'], []),
+    ({**BASE, "additionalProperties": {"type": "null"}}, ['{"a":1,"b":null}'], []),
+    ({"type": "array", "items": BASE}, ['[{"a":1}]'], ['[{"a":1,"b":true}]']),
+    ({"allOf": [BASE, MORE]}, ['{"a":1,"b":true}'], ['{"a":1,"c":1}', '{"b":true}']),
+    ({**BASE, "$ref": "#/$defs/m", "$defs": {"m": MORE}}, ['{"a":1,"b":true}'], ['{"a":1,"c":1}']),
+    (
+        {**BASE, "anyOf": [{**MORE, "required": ["b"]}, {"required": ["c"]}]},
+        ['{"a":1,"b":true}', '{"a":1,"c":[]}'],
+        ['{"a":1}', '{"a":1,"d":1}'],
+    ),
+    ({"allOf": [BASE, {"properties": {"a": {"maximum": 3}}}]}, ['{"a":3}'], ['{"a":4}']),
+    ({"type": "object", "minProperties": 1}, ['{"a":[1]}'], ["{}"]),
+    ({"properties": {"a": False}, "minProperties": 1}, ['{"b":1}'], ["{}"]),
+]
+"""No properties are invented that are not asked for."""
 
 
 DOTTED = r"^[a-z]+(\.[a-z]+)+$"
@@ -240,76 +228,52 @@ DOTTED = r"^[a-z]+(\.[a-z]+)+$"
 NUMBER = ["0", "-1.5", "9" * 15, f"0.{'1' * 10}"], ["9" * 16, f"0.{'1' * 11}", "1e5", "-0"]
 
 
-@pytest.mark.parametrize(
-    ("schema", "allowed", "refused"),
-    [
-        ({"type": "integer"}, ["9" * 15, "-" + "9" * 15], ["1" + "0" * 15, "1.0"]),
-        ({"type": "integer", "minimum": 0}, ["9" * 15], ["-1", "9" * 16]),
-        ({"type": "integer", "minimum": 10**15}, ["1" + "0" * 15], [str(2**53 + 1), "9"]),
-        ({"type": "number"}, *NUMBER),
-        ({"type": "number", "maximum": 1e-11}, ["0.00000000001"], ["1"]),
-        ({"type": "number", "multipleOf": 0.25}, ["0.75"], ["0.7500000", "0.8"]),
-        ({}, *NUMBER),
-        ({"type": "object"}, ['{"a":9.5}'], [f'{{"a":{"9" * 16}}}', '{"a":[1e9]}']),
-        ({"type": "array"}, ["[9.5]"], [f"[[{'9' * 16}]]"]),
-        ({"pattern": "^a+$"}, [f'"{"a" * 128}"', "9.5"], [f'"{"a" * 129}"', "9" * 16]),
-        ({"type": "string", "pattern": "a"}, [f'"{"a" * 128}"'], [f'"{"a" * 129}"']),
-        ({"type": "string", "pattern": "^(a|b{2,})$"}, ['"a"', '"bbb"'], [f'"{"b" * 129}"']),
-        ({"type": "string", "pattern": "^a|b$"}, ['"ax"'], [f'"{"a" * 129}"']),
-        ({"type": "string", "pattern": "^a{200}b*$"}, [f'"{"a" * 200}"'], ['"a"']),
-        (
-            {"type": "string", "pattern": "a", "minLength": 9},
-            [f'"{"a" * 137}"'],
-            [f'"{"a" * 138}"'],
-        ),
-        ({"type": "string", "pattern": "a", "maxLength": 300}, [f'"{"a" * 300}"'], []),
-        ({"type": "string", "pattern": DOTTED}, ['"a.b"', f'"a.{"b" * 62}"'], [f'"a.{"b" * 63}"']),
-        ({"type": "string", "pattern": rf"{DOTTED}|b{{99}}$"}, ['"a.b"'], ['"a"']),
-        ({"type": "string", "format": "hostname"}, [f'"{"a" * 60}.com"'], [f'"{"a" * 61}.com"']),
-        (
-            {"type": "string", "format": "uri"},
-            [f'"a:{"b" * 126}"'],
-            [f'"a:{"b" * 127}"', '"a://[::1]"'],
-        ),
-        ({"type": "string", "format": "duration"}, ['"P1Y2M3DT4H5M"'], [f'"P{"1" * 5}Y"']),
-    ],
-)
-def test_bounds_what_the_schema_leaves_open(
-    schema: Any, allowed: list[str], refused: list[str]
-) -> None:
-    constraint = json_constraint(schema)
-    assert all(accepts(constraint, text) for text in allowed)
-    assert not any(accepts(constraint, text) for text in refused)
+BOUNDED: list[tuple[Any, list[str], list[str]]] = [
+    ({"type": "integer"}, ["9" * 15, "-" + "9" * 15], ["1" + "0" * 15, "1.0"]),
+    ({"type": "integer", "minimum": 0}, ["9" * 15], ["-1", "9" * 16]),
+    ({"type": "integer", "minimum": 10**15}, ["1" + "0" * 15], [str(2**53 + 1), "9"]),
+    ({"type": "number"}, *NUMBER),
+    ({"type": "number", "maximum": 1e-11}, ["0.00000000001"], ["1"]),
+    ({"type": "number", "multipleOf": 0.25}, ["0.75"], ["0.7500000", "0.8"]),
+    ({}, *NUMBER),
+    ({"type": "object"}, ['{"a":9.5}'], [f'{{"a":{"9" * 16}}}', '{"a":[1e9]}']),
+    ({"type": "array"}, ["[9.5]"], [f"[[{'9' * 16}]]"]),
+    ({"pattern": "^a+$"}, [f'"{"a" * 128}"', "9.5"], [f'"{"a" * 129}"', "9" * 16]),
+    ({"type": "string", "pattern": "a"}, [f'"{"a" * 128}"'], [f'"{"a" * 129}"']),
+    ({"type": "string", "pattern": "^(a|b{2,})$"}, ['"a"', '"bbb"'], [f'"{"b" * 129}"']),
+    ({"type": "string", "pattern": "^a|b$"}, ['"ax"'], [f'"{"a" * 129}"']),
+    ({"type": "string", "pattern": "^a{200}b*$"}, [f'"{"a" * 200}"'], ['"a"']),
+    ({"type": "string", "pattern": "a", "minLength": 9}, [f'"{"a" * 137}"'], [f'"{"a" * 138}"']),
+    ({"type": "string", "pattern": "a", "maxLength": 300}, [f'"{"a" * 300}"'], []),
+    ({"type": "string", "pattern": DOTTED}, ['"a.b"', f'"a.{"b" * 62}"'], [f'"a.{"b" * 63}"']),
+    ({"type": "string", "pattern": rf"{DOTTED}|b{{99}}$"}, ['"a.b"'], ['"a"']),
+    ({"type": "string", "format": "hostname"}, [f'"{"a" * 60}.com"'], [f'"{"a" * 61}.com"']),
+    (
+        {"type": "string", "format": "uri"},
+        [f'"a:{"b" * 126}"'],
+        [f'"a:{"b" * 127}"', '"a://[::1]"'],
+    ),
+    ({"type": "string", "format": "duration"}, ['"P1Y2M3DT4H5M"'], [f'"P{"1" * 5}Y"']),
+]
+"""What the schema leaves open is bounded."""
 
 
 FAR = 10**15
 
 
-@pytest.mark.parametrize(
-    ("schema", "allowed", "refused"),
-    [
-        ({"type": "integer", "exclusiveMinimum": FAR - 1}, [str(FAR), str(2**53)], [str(FAR - 1)]),
-        ({"type": "integer", "minimum": FAR - 0.5}, [str(FAR), str(2**53)], [str(FAR - 1)]),
-        ({"type": "integer", "exclusiveMaximum": 1 - FAR}, [str(-FAR)], [str(1 - FAR)]),
-        ({"type": "integer", "exclusiveMinimum": 2**53 - 1}, [str(2**53)], [str(2**53 + 1)]),
-        (
-            {"type": "number", "exclusiveMinimum": FAR - 1},
-            [f"{FAR - 1}.5", str(2**53)],
-            [str(FAR - 1)],
-        ),
-        ({"type": "number", "exclusiveMaximum": 1 - FAR}, [f"{1 - FAR}.5"], [str(1 - FAR)]),
-        ({"type": "integer", "minimum": FAR - 1, "maximum": FAR - 1}, [str(FAR - 1)], [str(FAR)]),
-        ({"type": "number", "minimum": FAR, "maximum": FAR}, [str(FAR)], [str(FAR - 1)]),
-        ({"multipleOf": 1000, "exclusiveMinimum": FAR - 1000}, [str(FAR)], ["0"]),
-        ({"type": "integer", "multipleOf": 7, "exclusiveMinimum": 2**53 - 4}, [str(2**53 + 3)], []),
-    ],
-)
-def test_far_bounds_leave_numbers_between(
-    schema: Any, allowed: list[str], refused: list[str]
-) -> None:
-    constraint = json_constraint(schema)
-    assert all(accepts(constraint, text) for text in allowed)
-    assert not any(accepts(constraint, text) for text in refused)
+FAR_BOUNDS: list[tuple[Any, list[str], list[str]]] = [
+    ({"type": "integer", "exclusiveMinimum": FAR - 1}, [str(FAR), str(2**53)], [str(FAR - 1)]),
+    ({"type": "integer", "minimum": FAR - 0.5}, [str(FAR), str(2**53)], [str(FAR - 1)]),
+    ({"type": "integer", "exclusiveMaximum": 1 - FAR}, [str(-FAR)], [str(1 - FAR)]),
+    ({"type": "integer", "exclusiveMinimum": 2**53 - 1}, [str(2**53)], [str(2**53 + 1)]),
+    ({"type": "number", "exclusiveMinimum": FAR - 1}, [f"{FAR - 1}.5", str(2**53)], [str(FAR - 1)]),
+    ({"type": "number", "exclusiveMaximum": 1 - FAR}, [f"{1 - FAR}.5"], [str(1 - FAR)]),
+    ({"type": "integer", "minimum": FAR - 1, "maximum": FAR - 1}, [str(FAR - 1)], [str(FAR)]),
+    ({"type": "number", "minimum": FAR, "maximum": FAR}, [str(FAR)], [str(FAR - 1)]),
+    ({"multipleOf": 1000, "exclusiveMinimum": FAR - 1000}, [str(FAR)], ["0"]),
+    ({"type": "integer", "multipleOf": 7, "exclusiveMinimum": 2**53 - 4}, [str(2**53 + 3)], []),
+]
+"""Far bounds leave numbers between."""
 
 
 @pytest.mark.parametrize(
@@ -406,19 +370,22 @@ def test_each_format_can_be_met_and_is(name: str) -> None:
     assert accepts(with_pattern, json.dumps(examples[name]))
 
 
+OF_FORMATS: list[tuple[Any, list[str], list[str]]] = [
+    ({"type": "integer", "format": "int32"}, ["-2147483648", "2147483647"], ["2147483648"]),
+    ({"type": "number", "format": "int32"}, ["7"], ["7.5", "-2147483649"]),
+    ({"type": "integer", "format": "int64"}, [str(2**53)], [str(2**53 + 1)]),
+    ({"type": "integer", "format": "int64", "minimum": 0, "maximum": 9}, ["9"], ["-1", "10"]),
+    ({"type": ["number", "null"], "format": "double"}, ["0.5", "null"], ["1e999", '"a"']),
+    ({"type": "string", "format": "email"}, [f'"{"a" * 64}@b.c"'], [f'"{"a" * 65}@b.c"']),
+    ({"type": "string", "format": "email"}, [f'"a@{"b" * 63}"'], [f'"a@{"b" * 64}"']),
+]
+"""Formats have the bounds of their kind."""
+
+
 @pytest.mark.parametrize(
-    ("schema", "allowed", "refused"),
-    [
-        ({"type": "integer", "format": "int32"}, ["-2147483648", "2147483647"], ["2147483648"]),
-        ({"type": "number", "format": "int32"}, ["7"], ["7.5", "-2147483649"]),
-        ({"type": "integer", "format": "int64"}, [str(2**53)], [str(2**53 + 1)]),
-        ({"type": "integer", "format": "int64", "minimum": 0, "maximum": 9}, ["9"], ["-1", "10"]),
-        ({"type": ["number", "null"], "format": "double"}, ["0.5", "null"], ["1e999", '"a"']),
-        ({"type": "string", "format": "email"}, [f'"{"a" * 64}@b.c"'], [f'"{"a" * 65}@b.c"']),
-        ({"type": "string", "format": "email"}, [f'"a@{"b" * 63}"'], [f'"a@{"b" * 64}"']),
-    ],
+    ("schema", "allowed", "refused"), [*INVENTED, *BOUNDED, *FAR_BOUNDS, *OF_FORMATS]
 )
-def test_formats_have_the_bounds_of_their_kind(
+def test_a_grammar_allows_these_texts_and_refuses_those(
     schema: Any, allowed: list[str], refused: list[str]
 ) -> None:
     constraint = json_constraint(schema)
