@@ -14,8 +14,15 @@ from srm.engine.weights.weights import Weights
 from srm.errors import StepFailed
 from srm.server.batch.engine_retry import EngineRetry
 from tests.kit.engines.making import request_of
-from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.kit.engines.served_engine import Serve, collect, connected, endpoint_of, num_away, until
+from tests.kit.engines.served_engine import (
+    Serve,
+    breaks_at,
+    collect,
+    connected,
+    endpoint_of,
+    num_away,
+    until,
+)
 from tests.kit.processes.run_engine import alone
 
 LINES = [
@@ -65,22 +72,10 @@ async def test_lines_of_an_engine_that_never_starts_are_run_by_the_other(
     assert message.startswith("engine 1 has not been there for 0.2 s")
 
 
-class Breaks(NumpyRunner):
-    """A device that fails on the third step."""
-
-    steps = 0
-
-    def run_until(self, launched: NumpyLaunched) -> None:
-        self.steps += 1
-        if self.steps == 3:
-            raise RuntimeError("the device fell off the bus")
-        super().run_until(launched)
-
-
 async def test_lines_of_an_engine_that_is_lost_for_good_are_run_by_the_other(
     serve: Serve, endpoint: str, weights: Weights
 ) -> None:
-    broken, _ = serve(Breaks), serve(number=1)
+    broken, _ = serve(breaks_at(3)), serve(number=1)
     async with connected(two_of(endpoint), heartbeat_s=0.02, away_s=0.2) as client:
         await until(lambda: not num_away(client))
         await assert_all_answered(client, weights)

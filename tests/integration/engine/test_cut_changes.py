@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,12 @@ from tests.kit.engines.served_engine import (
     RawClient,
     Served,
     collect,
-    connected,
+    connected_to_all,
     endpoint_of,
     num_away,
     until,
 )
-from tests.kit.processes.numpy_engine import load
+from tests.kit.processes.numpy_engine import load, seed_folder
 
 POINTS = (
     "before it hears of it",
@@ -106,9 +105,10 @@ class Cut(Served):
 class Fleet:
     """Two engines with one note, which are started again as the supervisor does it."""
 
-    def __init__(self, folder: Path, weights: Weights) -> None:
+    def __init__(self, folder: Path) -> None:
         self.endpoint = f"ipc://{folder}/engine"
-        self._folder, self._model = folder, model_folder(folder, weights, 0)
+        self._folder, self._model = folder, seed_folder(folder / "model", 0)
+        self.new = str(seed_folder(folder / "new", 3))
         self._note = os.memfd_create("note")
         self.engines = [self._start(number) for number in (0, 1)]
         self.starts = 2
@@ -153,6 +153,16 @@ class Fleet:
         assert not any(engine.engine.scheduler.is_held for engine in self.engines)
         return self.in_use[0]
 
+    async def assert_serves(self, client: EngineClient) -> None:
+        """Requests are answered, and the next change is made by all."""
+        await until(lambda: not num_away(client))
+        assert len(await collect(client, request_of("a", n=32, max_tokens=3))) == 32
+        version, _ = self.in_use[0]
+        async with asyncio.timeout(120):
+            done = await client.load_weights(str(seed_folder(self._folder / "next", 5)), "finish")
+        assert done.detail["weights_version"] == version + 1
+        assert set(self.in_use) == {(version + 1, "tiny-5")}
+
     def stop(self) -> None:
         for engine in self.engines:
             engine.process.drain()
@@ -160,46 +170,18 @@ class Fleet:
             engine.join()
 
 
-def model_folder(parent: Path, weights: Weights, seed: int) -> Path:
-    folder = parent / f"seed {seed}"
-    folder.mkdir()
-    (folder / "config.json").write_bytes(msgspec.json.encode(weights.config))
-    (folder / "seed").write_text(str(seed))
-    return folder
-
-
 @pytest.fixture
-def fleet(tmp_path: Path, weights: Weights) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, weights)
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
     yield made
     made.stop()
-
-
-@asynccontextmanager
-async def client_of(fleet: Fleet, **settings: float) -> AsyncIterator[EngineClient]:
-    both = ",".join(endpoint_of(fleet.endpoint, number) for number in (0, 1))
-    async with connected(both, **{"heartbeat_s": 0.02, **settings}) as client:
-        await until(lambda: not num_away(client))
-        yield client
-
-
-async def assert_serves(fleet: Fleet, client: EngineClient, weights: Weights, path: Path) -> None:
-    """Requests are answered, and the next change is made by all."""
-    await until(lambda: not num_away(client))
-    assert len(await collect(client, request_of("a", n=32, max_tokens=3))) == 32
-    version, _ = fleet.in_use[0]
-    folder = model_folder(path, weights, 5)
-    async with asyncio.timeout(120):
-        done = await client.load_weights(str(folder), "finish")
-    assert done.detail["weights_version"] == version + 1
-    assert set(fleet.in_use) == {(version + 1, "tiny-5")}
 
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("fate", ["is killed", "freezes"])
 @pytest.mark.parametrize("number", [0, 1])
 async def test_an_engine_goes_in_the_middle_of_a_change(
-    fleet: Fleet, weights: Weights, tmp_path: Path, number: int, fate: str, point: str
+    fleet: Fleet, number: int, fate: str, point: str
 ) -> None:
     go_on = threading.Event()
 
@@ -208,13 +190,12 @@ async def test_an_engine_goes_in_the_middle_of_a_change(
 
     victim = fleet.engines[number]
     victim.cut(point, kill if fate == "is killed" else lambda: go_on.wait(120))
-    folder = model_folder(tmp_path, weights, 3)
     limit_s = 120 if fate == "is killed" else 0.5
     try:
-        async with client_of(fleet, engine_timeout_s=limit_s) as client:
+        async with connected_to_all(fleet.endpoint, engine_timeout_s=limit_s) as client:
             async with asyncio.timeout(120):
                 try:
-                    message: Any = await client.load_weights(str(folder), "finish")
+                    message: Any = await client.load_weights(fleet.new, "finish")
                 except SRMError as error:
                     message = error
                 await until(lambda: not victim.at)  # it may be answered before this engine is cut
@@ -229,15 +210,13 @@ async def test_an_engine_goes_in_the_middle_of_a_change(
                 assert version == message.detail["weights_version"] == 2
             elif "not known" not in str(message):
                 assert version == 1, message
-            await assert_serves(fleet, client, weights, tmp_path)
+            await fleet.assert_serves(client)
     finally:
         go_on.set()
 
 
 @pytest.mark.parametrize("unable", [[0], [1], [0, 1]])
-async def test_weights_that_an_engine_cannot_put_to_use(
-    fleet: Fleet, weights: Weights, tmp_path: Path, unable: list[int]
-) -> None:
+async def test_weights_that_an_engine_cannot_put_to_use(fleet: Fleet, unable: list[int]) -> None:
     """Where no engine can, nothing changes; else it is too late, and who cannot starts again."""
 
     def fail(_weights: Weights) -> None:
@@ -245,22 +224,19 @@ async def test_weights_that_an_engine_cannot_put_to_use(
 
     for number in unable:
         fleet.engines[number].engine.runner.use_weights = fail  # type: ignore[method-assign,assignment]
-    async with client_of(fleet) as client:
-        folder = str(model_folder(tmp_path, weights, 3))
+    async with connected_to_all(fleet.endpoint) as client:
         if len(unable) > 1:
             with pytest.raises(SRMError, match="cannot be put to use"):
-                await client.load_weights(folder, "continue")
+                await client.load_weights(fleet.new, "continue")
             assert (await fleet.settle(), fleet.starts) == ((1, "tiny-0"), 2)
         else:
-            done = await client.load_weights(folder, "continue")
+            done = await client.load_weights(fleet.new, "continue")
             assert done.detail["weights_version"] == 2
             assert (await fleet.settle(), fleet.starts) == ((2, "tiny-3"), 3)
-            await assert_serves(fleet, client, weights, tmp_path)
+            await fleet.assert_serves(client)
 
 
-async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(
-    fleet: Fleet, weights: Weights, tmp_path: Path
-) -> None:
+async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(fleet: Fleet) -> None:
     """Before the other one is staged, so that nobody is told to put the weights to use."""
     is_lost = threading.Event()
 
@@ -270,27 +246,28 @@ async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(
     slow, victim = fleet.engines
     slow.cut(POINTS[1], lambda: is_lost.wait(120))
     victim.cut(POINTS[2], kill)
-    async with client_of(fleet) as client, asyncio.timeout(120):
-        change = asyncio.create_task(
-            client.load_weights(str(model_folder(tmp_path, weights, 3)), "finish")
-        )
+    async with connected_to_all(fleet.endpoint) as client, asyncio.timeout(120):
+        change = asyncio.create_task(client.load_weights(fleet.new, "finish"))
         await until(lambda: num_away(client) == 1)
         is_lost.set()
         with pytest.raises(EngineUnavailable):
             await change
         assert len(await collect(client, request_of("b", n=32, max_tokens=3))) == 32
         assert await fleet.settle() == (1, "tiny-0")
-        await assert_serves(fleet, client, weights, tmp_path)
+        await fleet.assert_serves(client)
 
 
 @pytest.mark.parametrize("text", range(5))
 async def test_the_process_that_changes_weights_is_killed_between_its_messages(
-    fleet: Fleet, weights: Weights, tmp_path: Path, text: int
+    fleet: Fleet, text: int
 ) -> None:
     """After so many of: load to each engine, put to each."""
     for engine in fleet.engines:
         engine.process.weight_reload.lease_s = 0.5
-    async with client_of(fleet) as dying, client_of(fleet) as client:
+    async with (
+        connected_to_all(fleet.endpoint) as dying,
+        connected_to_all(fleet.endpoint) as client,
+    ):
         left = text
 
         def cut(send: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -304,8 +281,7 @@ async def test_the_process_that_changes_weights_is_killed_between_its_messages(
 
         for connection in dying.engines:
             connection.send = cut(connection.send)  # type: ignore[method-assign,assignment]
-        folder = model_folder(tmp_path, weights, 3)
-        change = asyncio.create_task(dying.load_weights(str(folder), "finish"))
+        change = asyncio.create_task(dying.load_weights(fleet.new, "finish"))
         await until(lambda: left < 0 or change.done())
         await until(lambda: sum(engine.heard for engine in fleet.engines) == text)
         assert await fleet.settle() == ((2, "tiny-3") if text > 2 else (1, "tiny-0"))
@@ -313,67 +289,58 @@ async def test_the_process_that_changes_weights_is_killed_between_its_messages(
         change.cancel()
         for engine in fleet.engines:
             engine.process.weight_reload.lease_s = 120
-        await assert_serves(fleet, client, weights, tmp_path)
+        await fleet.assert_serves(client)
 
 
-async def test_whoever_asked_for_weights_may_leave(
-    fleet: Fleet, weights: Weights, tmp_path: Path
-) -> None:
+async def test_whoever_asked_for_weights_may_leave(fleet: Fleet) -> None:
     go_on = threading.Event()
     slow = fleet.engines[1]
     slow.cut(POINTS[1], lambda: go_on.wait(120))
-    async with client_of(fleet) as client:
-        folder = model_folder(tmp_path, weights, 3)
-        asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
+    async with connected_to_all(fleet.endpoint) as client:
+        asked = asyncio.create_task(client.load_weights(fleet.new, "finish"))
         await until(lambda: fleet.engines[0].process.weight_reload.is_prepared)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         with pytest.raises(SwapInProgress):
-            await client.load_weights(str(folder), "finish")
+            await client.load_weights(fleet.new, "finish")
         go_on.set()
         await until(lambda: set(fleet.in_use) == {(2, "tiny-3")})
-        await assert_serves(fleet, client, weights, tmp_path)
+        await fleet.assert_serves(client)
 
 
-async def test_a_drain_and_a_snapshot_in_the_middle_of_a_change(
-    fleet: Fleet, weights: Weights, tmp_path: Path
-) -> None:
+async def test_a_drain_and_a_snapshot_in_the_middle_of_a_change(fleet: Fleet) -> None:
     go_on = threading.Event()
     staged, slow = fleet.engines
     slow.cut(POINTS[1], lambda: go_on.wait(120))
-    async with client_of(fleet) as client, asyncio.timeout(120):
-        folder = model_folder(tmp_path, weights, 3)
-        asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
+    async with connected_to_all(fleet.endpoint) as client, asyncio.timeout(120):
+        asked = asyncio.create_task(client.load_weights(fleet.new, "finish"))
         await until(lambda: staged.process.weight_reload.is_prepared)
         snapshot = asyncio.create_task(client.snapshot())
         await until(lambda: bool(client.status and client.status.held_s))
-        assert client.status is not None and client.status.changing == str(folder)
+        assert client.status is not None and client.status.changing == fleet.new
         staged.process.drain()
         with pytest.raises(EngineUnavailable, match=r"engine 0 .*drains: no weights are changed"):
             await asked
         go_on.set()
         await asyncio.gather(snapshot, return_exceptions=True)  # of an engine that goes: either
         assert await fleet.settle() == (1, "tiny-0")
-        await assert_serves(fleet, client, weights, tmp_path)
+        await fleet.assert_serves(client)
 
 
-def test_staged_weights_are_dropped_once_nobody_says_that_they_are_wanted(
-    fleet: Fleet, weights: Weights, tmp_path: Path
-) -> None:
+def test_staged_weights_are_dropped_once_nobody_says_that_they_are_wanted(fleet: Fleet) -> None:
     """Though the client lives and says hello: it may have forgotten them."""
     raw = RawClient(fleet.endpoint)
     try:
-        folder = model_folder(tmp_path, weights, 3)
-        message = LoadWeights("a", str(folder), "finish", is_staged=True)
-        raw.socket.send(msgspec.msgpack.encode(message))
+        message = LoadWeights("a", fleet.new, "finish", is_staged=True)
+        raw.send(message)
         staged: Any = raw.receive()
         assert (staged.id, staged.detail) == ("a", {"weights_version": 2})
         assert fleet.engines[0].engine.scheduler.is_held
         fleet.engines[0].process.weight_reload.lease_s = 0.0
         refusal: Any = raw.receive()
         assert refusal.id == "a" and refusal.code == "engine_unavailable"
-        raw.socket.send(msgspec.msgpack.encode(PutWeights("a")))
+        raw.send(PutWeights("a"))
         refusal = raw.receive()
         assert "no weights of this id" in refusal.message
         assert not fleet.engines[0].engine.scheduler.is_held

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -33,19 +34,19 @@ from srm.engine.messages import (
 )
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import EngineProcess
-from srm.engine.steps.batch import Batch
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
 from srm.errors import ConfigError, EngineUnavailable, StepFailed
 from srm.server.supervise.embedded_engine import with_engine
 from srm.tasks import Fail, end_process
 from tests.conftest import MakeRequest
-from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.kit.engines.numpy_runner import NumpyRunner
 from tests.kit.engines.served_engine import (
     NUM_SLOTS,
     RawClient,
     Serve,
     Served,
+    breaks_at,
     collect,
     connected,
     until,
@@ -55,22 +56,10 @@ from tests.kit.processes.lying_engine import OF_NOBODY, STATUS, lie
 from tests.kit.serving import ROOT, wait_until
 
 
-class BrokenRunner(NumpyRunner):
-    """A device that fails on the fourth step."""
-
-    steps = 0
-
-    def launch(self, batch: Batch) -> NumpyLaunched:
-        self.steps += 1
-        if self.steps == 4:
-            raise RuntimeError("the device fell off the bus")
-        return super().launch(batch)
-
-
 async def test_a_failing_step_ends_the_process_and_a_client_finds_the_one_that_comes_after(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
-    served = serve(BrokenRunner)
+    served = serve(breaks_at(4))
     async with connected(endpoint) as client:
         with pytest.raises(StepFailed):
             await collect(client, make_request(max_tokens=60))
@@ -127,6 +116,25 @@ async def test_closing_the_client_ends_its_requests(
     assert client.status is None
 
 
+async def test_progress_is_told_while_steps_go_on_and_while_there_are_none(
+    weights: Weights, endpoint: str, make_request: MakeRequest
+) -> None:
+    config = EngineWiring(endpoint=endpoint, num_slots=8)
+    engine = Engine(weights.config, NumpyRunner(weights, 8), config)
+    results: list[int] = []
+    process = EngineProcess(engine, config, progress=lambda: results.append(engine.num_steps))
+    running = threading.Thread(target=process.run)
+    running.start()
+    try:
+        async with connected(endpoint) as client:
+            await until(lambda: results.count(0) >= 3)
+            await collect(client, make_request(max_tokens=20))
+        assert len(set(results)) > 20
+    finally:
+        process.drain()
+        running.join()
+
+
 @contextmanager
 def slow_client(served: Served, endpoint: str) -> Iterator[subprocess.Popen[str]]:
     """A process whose request runs and whose interpreter does nothing, until it is sent a line."""
@@ -143,10 +151,7 @@ def slow_client(served: Served, endpoint: str) -> Iterator[subprocess.Popen[str]
 
 
 def test_a_client_whose_interpreter_is_held_up_keeps_its_requests(
-    serve: Serve,
-    endpoint: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    serve: Serve, endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(make_engine=HeldEngine, model=tmp_path)
     with held(tmp_path), slow_client(served, endpoint) as client:
@@ -268,9 +273,7 @@ def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
     ]
     with held(tmp_path):
         client = RawClient(endpoint)
-        for message in results[:count]:
-            client.socket.send(msgspec.msgpack.encode(message))
-        client.socket.send(msgspec.msgpack.encode(Hello()))
+        client.send(*results[:count], Hello())
         while not isinstance(client.receive(), Status):
             pass
         client.close()
@@ -282,7 +285,7 @@ def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
         assert not served.engine.has_work and not served.engine.scheduler.is_held
         process.clients.timeout_s = 120.0
         other = RawClient(endpoint)
-        other.socket.send(msgspec.msgpack.encode(Hello()))
+        other.send(Hello())
         status = other.receive()
         assert isinstance(status, Status) and (status.running, status.waiting) == (0, 0)
         other.close()
@@ -297,7 +300,7 @@ def test_an_engine_with_more_to_read_says_that_it_is_there_before_it_has_read_wh
     serve()
     client = RawClient(endpoint)
     for _ in range(3):
-        client.socket.send(msgspec.msgpack.encode(Abort("unknown")))
+        client.send(Abort("unknown"))
         assert isinstance(client.receive(), Status)
     client.close()
 

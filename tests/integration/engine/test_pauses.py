@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,17 +25,17 @@ from srm.engine.messages import (
 )
 from srm.errors import EngineUnavailable, InvalidRequest, SwapInProgress
 from tests.kit.engines.making import request_of
-from tests.kit.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
+from tests.kit.engines.served_engine import (
+    Serve,
+    Served,
+    collect,
+    connected,
+    connected_to_all,
+    endpoint_of,
+    until,
+)
 
 PAUSE = Pause("pause", 1_000.0)
-
-
-@asynccontextmanager
-async def client_of_two(endpoint: str) -> AsyncIterator[EngineClient]:
-    endpoints = f"{endpoint},{endpoint_of(endpoint, 1)}"
-    async with connected(endpoints, heartbeat_s=0.02) as client:
-        await until(lambda: all(engine.status for engine in client.engines))
-        yield client
 
 
 def are_paused(client: EngineClient) -> list[bool]:
@@ -79,7 +77,7 @@ async def test_a_pause_that_one_engine_refuses_is_nobodys(
     serve: Serve, endpoint: str, tiny_folder: Path
 ) -> None:
     serve(), serve(number=1)
-    async with client_of_two(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         await client.engines[1].ask(staged(tiny_folder))
         with pytest.raises(SwapInProgress):
             await client.control(PAUSE)
@@ -101,7 +99,7 @@ async def test_engines_do_what_they_can_while_another_is_away(
     serve: Serve, endpoint: str, message: Control
 ) -> None:
     one, other = serve(), serve(number=1)
-    async with client_of_two(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         await collect(client, request_of("z", list(range(1, 20)), max_tokens=1))
         assert one.engine.scheduler.prefixes.num_used
         await client.control(PAUSE)
@@ -143,7 +141,7 @@ async def test_a_change_that_another_process_made_is_known_when_asked_for(
 ) -> None:
     serve(), serve(number=1)
     endpoints = f"{endpoint},{endpoint_of(endpoint, 1)}"
-    async with client_of_two(endpoint) as one, connected(endpoints, heartbeat_s=1_000) as other:
+    async with connected_to_all(endpoint) as one, connected(endpoints, heartbeat_s=1_000) as other:
         for version in range(2, 6):
             await one.load_weights(str(tiny_folder), "continue", f"policy-{version}")
             await one.control(PAUSE)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +19,15 @@ from srm.engine.client.streams import Stream
 from srm.engine.messages import (
     PROMPT,
     Done,
-    LoadWeights,
     Output,
     Outputs,
     Pause,
-    PutWeights,
     Request,
     Resume,
     ToEngine,
     join,
 )
 from srm.engine.process.weights_note import SharedNote
-from srm.engine.steps.batch import Batch
 from srm.engine.steps.tokens import step_tokens
 from srm.engine.weights.weights import Weights
 from srm.errors import (
@@ -44,8 +39,17 @@ from srm.errors import (
     SwapInProgress,
 )
 from tests.kit.engines.making import IDLE, request_of
-from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.kit.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
+from tests.kit.engines.served_engine import (
+    Serve,
+    Served,
+    breaks_at,
+    collect,
+    connected,
+    connected_to_all,
+    endpoint_of,
+    until,
+)
+from tests.kit.processes.numpy_engine import seed_folder
 from tests.kit.processes.run_engine import alone
 
 N = 3 * PART_SAMPLES
@@ -55,14 +59,6 @@ LENGTHY: dict[str, Any] = {"n": N, "max_tokens": 12, "seed": 7}
 @pytest.fixture
 def two(serve: Serve, endpoint: str) -> tuple[Served, Served]:
     return serve(), serve(number=1)
-
-
-@asynccontextmanager
-async def client_of(endpoint: str, count: int = 2) -> AsyncIterator[EngineClient]:
-    endpoints = (endpoint_of(endpoint, number) for number in range(count))
-    async with connected(",".join(endpoints), heartbeat_s=0.02) as client:
-        await until(lambda: all(engine.status for engine in client.engines))
-        yield client
 
 
 def join_outputs(outputs: list[Output]) -> dict[int, Output]:
@@ -110,15 +106,14 @@ async def assert_answers(client: EngineClient, request: Request, expected: Any) 
         assert_same(join_outputs(await collect(client, request)), expected)
 
 
-@pytest.mark.parametrize("emit", ["final", "delta", "tokens"])
 @pytest.mark.parametrize(
-    "params",
+    ("emit", "params"),
     [
-        {"n": 1},
-        {"n": N},
-        {"n": N + 1, "logprobs": 0, "prompt": [4] * 40},
-        {"n": N, "prompt_logprobs": 2},
-        {"n": N, "ignore_eos": False, "min_tokens": 2, "frequency_penalty": 1.0},
+        ("final", {"n": 1}),
+        *((emit, {"n": N}) for emit in ("final", "delta", "tokens")),
+        ("final", {"n": N + 1, "logprobs": 0, "prompt": [4] * 40}),
+        *((emit, {"n": N, "prompt_logprobs": 2}) for emit in ("delta", "tokens")),
+        ("tokens", {"n": N, "ignore_eos": False, "min_tokens": 2, "frequency_penalty": 1.0}),
     ],
 )
 async def test_two_engines_say_what_one_does(
@@ -126,7 +121,7 @@ async def test_two_engines_say_what_one_does(
 ) -> None:
     request = request_of("a", **{**LENGTHY, **params}, emit=emit)
     expected = alone(msgspec.structs.replace(request, emit="final"), weights)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         await assert_answers(client, request, expected)
     is_shared = params["n"] > 1 and "prompt_logprobs" not in params
     assert sum(served.engine.num_steps > 0 for served in two) == 1 + is_shared
@@ -140,7 +135,7 @@ async def test_many_requests_are_spread_over_both(
         for number in range(100)
     ]
     serve(number=2)
-    async with client_of(endpoint) as client, connected(endpoint_of(endpoint, 2)) as one:
+    async with connected_to_all(endpoint) as client, connected(endpoint_of(endpoint, 2)) as one:
         result = await asyncio.gather(*(collect(client, request) for request in requests))
         expected = await asyncio.gather(*(collect(one, request) for request in requests))
     assert result == expected
@@ -152,7 +147,7 @@ async def test_stops_and_cuts_reach_the_engines_that_have_them(
 ) -> None:
     request = request_of("a", **{**LENGTHY, "n": 64, "max_tokens": 40}, emit="tokens")
     expected = alone(msgspec.structs.replace(request, emit="final"), weights)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         with client.open([request]) as stream:
             stream.stop(np.array([0, 3]))
             stream.cut(0, 7)
@@ -163,7 +158,7 @@ async def test_stops_and_cuts_reach_the_engines_that_have_them(
 
 
 async def test_leaving_aborts_it_everywhere(two: tuple[Served, Served], endpoint: str) -> None:
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         with client.open([request_of("a", n=100, max_tokens=50, emit="tokens")]) as stream:
             await stream.wait()
             await until(lambda: all(served.engine.has_work for served in two))
@@ -172,7 +167,7 @@ async def test_leaving_aborts_it_everywhere(two: tuple[Served, Served], endpoint
 
 async def test_what_one_engine_refuses_is_over_everywhere(serve: Serve, endpoint: str) -> None:
     served = serve(), serve(number=1, max_waiting=30)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         assert client.status is not None and client.status.max_waiting == 130
         with pytest.raises(InvalidRequest, match="max_waiting = 30"):
             await collect(client, request_of("a", n=100, max_tokens=50))
@@ -184,16 +179,7 @@ async def test_what_one_engine_refuses_is_over_everywhere(serve: Serve, endpoint
         running.cancel()
 
 
-class Breaks(NumpyRunner):
-    """A device that fails on the sixth step."""
-
-    steps = 0
-
-    def launch(self, batch: Batch) -> NumpyLaunched:
-        self.steps += 1
-        if self.steps == 6:
-            raise RuntimeError("the device fell off the bus")
-        return super().launch(batch)
+Breaks = breaks_at(6)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +198,7 @@ async def test_what_a_broken_engine_had_is_run_by_another(
     request = request_of("a", **LENGTHY, **params, emit=emit)
     bare = msgspec.structs.replace(request, emit="delta" if params.get("logprobs") else "final")
     expected = alone(bare, weights)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         await assert_answers(client, request, expected)
         await until(lambda: client.engines[0].status is None)
         assert client.status is not None and client.losses == 1
@@ -276,7 +262,7 @@ async def test_what_breaks_every_engine_is_given_up(serve: Serve, endpoint: str)
     for number in range(MAX_RUNS):
         serve(Breaks, number=number)
     left = serve(number=MAX_RUNS)
-    async with client_of(endpoint, MAX_RUNS + 1) as client:
+    async with connected_to_all(endpoint, MAX_RUNS + 1) as client:
         spread = client.streams.spread
         spread.given[MAX_RUNS] = 10**6
         with pytest.raises((StepFailed, EngineUnavailable)):
@@ -291,7 +277,7 @@ async def test_durable_requests_are_their_senders_to_send_again(
 ) -> None:
     broken, other = serve(Breaks), serve(number=1)
     request = request_of("a", **LENGTHY, durable=True)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         with pytest.raises(SRMError):
             await collect(client, request)
         broken.join()
@@ -308,7 +294,7 @@ async def test_a_snapshot_is_all_engines_or_none(
     folders = [tmp_path / "0", tmp_path / "1"]
     for number, folder in enumerate(folders):
         serve(number=number, snapshot_dir=str(folder), snapshot_interval_s=0)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         request = request_of("a", n=64, max_tokens=50, durable=True)
         running = asyncio.create_task(collect(client, request))
         await until(
@@ -320,12 +306,10 @@ async def test_a_snapshot_is_all_engines_or_none(
         running.cancel()
 
 
-def model_folder(tmp_path: Path, weights: Weights, seed: int) -> str:
-    folder = tmp_path / f"seed {seed}"
-    folder.mkdir()
-    (folder / "config.json").write_bytes(msgspec.json.encode(weights.config))
-    (folder / "seed").write_text(str(seed))
-    return str(folder)
+@pytest.fixture
+def new(tmp_path: Path) -> str:
+    """A folder with other weights."""
+    return str(seed_folder(tmp_path / "seed 3", 3))
 
 
 def weights_in_use(served: tuple[Served, Served]) -> list[tuple[int, str]]:
@@ -334,15 +318,15 @@ def weights_in_use(served: tuple[Served, Served]) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("running", ["finish", "continue", "drop"])
 async def test_weights_change_on_all_engines(
-    two: tuple[Served, Served], endpoint: str, weights: Weights, tmp_path: Path, running: Any
+    two: tuple[Served, Served], endpoint: str, new: str, running: Any
 ) -> None:
     before = weights_in_use(two)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         asked = asyncio.create_task(collect(client, request_of("a", n=64, max_tokens=50)))
         await until(
             lambda: all(engine.status and engine.status.running for engine in client.engines)
         )
-        done = await client.load_weights(model_folder(tmp_path, weights, 3), running)
+        done = await client.load_weights(new, running)
         if running == "drop":
             with pytest.raises(EngineUnavailable, match="other weights"):
                 await asked
@@ -356,15 +340,14 @@ async def test_weights_change_on_all_engines(
 
 
 async def test_weights_that_one_engine_cannot_use_are_used_by_none(
-    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
+    serve: Serve, endpoint: str, new: str
 ) -> None:
     two = serve(), serve(number=1, weights_copies="/no/such/folder/copies")
     before = weights_in_use(two)
-    async with client_of(endpoint) as client:
-        folder = model_folder(tmp_path, weights, 3)
+    async with connected_to_all(endpoint) as client:
         for _ in range(2):
             with pytest.raises(SRMError, match="cannot write /no/such/folder"):
-                await client.load_weights(folder, "continue")
+                await client.load_weights(new, "continue")
             await until(lambda: not any(item.process.weight_reload.current for item in two))
         assert weights_in_use(two) == before
         assert len(await collect(client, request_of("a", n=64, max_tokens=5))) == 64
@@ -379,7 +362,7 @@ def cannot_use(served: Served) -> None:
 
 @pytest.mark.parametrize("running", ["continue", "drop", "abort"])
 async def test_weights_that_cannot_be_put_to_use_end_no_request(
-    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path, running: Any
+    serve: Serve, endpoint: str, weights: Weights, new: str, running: Any
 ) -> None:
     note = SharedNote(fd := os.memfd_create("note"))
     served = serve(weights_note_fd=fd)
@@ -390,69 +373,41 @@ async def test_weights_that_cannot_be_put_to_use_end_no_request(
         asked = asyncio.create_task(collect(client, request))
         await until(lambda: served.engine.has_work)
         with pytest.raises(SRMError, match=r"seed 3'.* cannot be put to use: .*out of memory"):
-            await client.load_weights(model_folder(tmp_path, weights, 3), running)
+            await client.load_weights(new, running)
         assert note.read() is None and served.engine.weights_version == 1
         await client.control(Resume("resume"))
         assert_same(join_outputs(await asked), alone(request, weights))
 
 
-async def test_weights_stay_while_an_engine_is_away(
-    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
-) -> None:
+async def test_weights_stay_while_an_engine_is_away(serve: Serve, endpoint: str, new: str) -> None:
     broken, other = serve(Breaks), serve(number=1)
-    async with client_of(endpoint) as client:
+    async with connected_to_all(endpoint) as client:
         await collect(client, request_of("a", **LENGTHY))
         broken.join()
         await until(lambda: client.engines[0].status is None)
         with pytest.raises(EngineUnavailable, match="engine 0: the engine does not answer"):
-            await client.load_weights(model_folder(tmp_path, weights, 3), "continue")
+            await client.load_weights(new, "continue")
     assert other.engine.weights_version == 1
 
 
 async def test_an_engine_that_missed_a_change_starts_again(
-    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
+    serve: Serve, endpoint: str, tmp_path: Path, new: str
 ) -> None:
     own = {"weights_note_fd": os.memfd_create("note"), "weights_copies": str(tmp_path / "copies")}
     one, late = serve(**own), serve(number=1, **own)
     unaware = connected(endpoint_of(endpoint, 1), heartbeat_s=0.02)
     async with connected(endpoint) as client, unaware as away:
-        await client.load_weights(model_folder(tmp_path, weights, 3), "continue")
+        await client.load_weights(new, "continue")
         await until(lambda: away.status is None)
     assert late.join() == StepFailed.exit_code
     assert one.engine.weights_version == 2
 
 
-@pytest.mark.parametrize("committed", [0, 1])
-async def test_a_client_that_dies_while_weights_change_leaves_one_version(
-    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path, committed: int
-) -> None:
-    """Before it has told any engine to use them, or when it has told only the first."""
-    own = {"weights_note_fd": os.memfd_create("note"), "weights_copies": str(tmp_path / "copies")}
-    two = serve(**own), serve(number=1, **own)
-    folder = model_folder(tmp_path, weights, 3)
-    async with client_of(endpoint) as dying:
-        staged = LoadWeights("a", folder, "continue", is_staged=True)
-        await asyncio.gather(*(connection.ask(staged) for connection in dying.engines))
-        for connection in dying.engines[:committed]:
-            await connection.ask(PutWeights("a"))
-    for item in two:
-        item.process.clients.timeout_s = 0.0  # so that it is noticed at once that it is gone
-    await until(lambda: not any(item.process.weight_reload.current for item in two))
-    for item in two:
-        item.process.clients.timeout_s = 120
-    if committed:
-        assert {item.engine.weights_version for item in two} == {2}, "it follows the other's note"
-    else:
-        async with client_of(endpoint) as client:
-            assert (await client.load_weights(folder, "continue")).detail["weights_version"] == 2
-        assert {item.engine.weights_version for item in two} == {2}
-
-
 async def test_of_two_changes_at_once_one_is_made_or_none(
-    two: tuple[Served, Served], endpoint: str, weights: Weights, tmp_path: Path
+    two: tuple[Served, Served], endpoint: str, new: str, tmp_path: Path
 ) -> None:
-    folders = [model_folder(tmp_path, weights, seed) for seed in (3, 4)]
-    async with client_of(endpoint) as one, client_of(endpoint) as other:
+    folders = [new, str(seed_folder(tmp_path / "seed 4", 4))]
+    async with connected_to_all(endpoint) as one, connected_to_all(endpoint) as other:
         changes = [
             client.load_weights(folder, "continue")
             for client, folder in zip((one, other), folders, strict=True)

@@ -14,7 +14,9 @@ from srm.engine.client.client import EngineClient
 from srm.engine.messages import FromEngine, Output, Request
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import EngineProcess
+from srm.engine.steps.batch import Batch
 from srm.engine.wiring import EngineWiring
+from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.kit.processes.numpy_engine import load
 
 NUM_SLOTS = 8
@@ -60,6 +62,17 @@ async def connected(
         await client.close()
 
 
+@asynccontextmanager
+async def connected_to_all(
+    endpoint: str, count: int = 2, **settings: float
+) -> AsyncIterator[EngineClient]:
+    """A client of so many engines, once all of them have answered."""
+    endpoints = ",".join(endpoint_of(endpoint, number) for number in range(count))
+    async with connected(endpoints, **{"heartbeat_s": 0.02, **settings}) as client:
+        await until(lambda: not num_away(client))
+        yield client
+
+
 async def collect(client: EngineClient, request: Request) -> list[Output]:
     return [output async for output in client.generate(request)]
 
@@ -70,6 +83,21 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def breaks_at(number: int) -> type[NumpyRunner]:
+    """A device that fails on the step of this number."""
+
+    class Breaks(NumpyRunner):
+        steps = 0
+
+        def launch(self, batch: Batch) -> NumpyLaunched:
+            self.steps += 1
+            if self.steps == number:
+                raise RuntimeError("the device fell off the bus")
+            return super().launch(batch)
+
+    return Breaks
+
+
 class RawClient:
     """Speaks to the engine in bytes, like a client with a fault."""
 
@@ -77,6 +105,10 @@ class RawClient:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.connect(endpoint)
+
+    def send(self, *messages: msgspec.Struct) -> None:
+        for message in messages:
+            self.socket.send(msgspec.msgpack.encode(message))
 
     def receive(self) -> FromEngine:
         assert self.socket.poll(120_000), "the engine did not answer"

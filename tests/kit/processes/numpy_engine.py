@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.config import read_model_config
+from srm.engine.config import ModelConfig, read_model_config
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
 from srm.engine.process.weights_note import first_weights, started_folder
@@ -19,7 +19,15 @@ from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
 from srm.errors import SRMError
 from srm.settings import load as load_config
-from tests.kit.engines.numpy_runner import NumpyRunner, tiny_weights
+from tests.kit.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+
+
+def seed_folder(folder: Path, seed: int, model: ModelConfig = TINY) -> Path:
+    """Make a model's folder whose weights are the random ones of this seed."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_bytes(msgspec.json.encode(model))
+    (folder / "seed").write_text(str(seed))
+    return folder
 
 
 def load(folder: Path) -> Weights:

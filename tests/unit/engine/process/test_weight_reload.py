@@ -20,7 +20,7 @@ from srm.engine.weights.weights import Weights
 from srm.errors import EngineUnavailable, InvalidRequest, NotFound, SRMError, SwapInProgress
 from tests.kit.engines.making import engine_of, ints, request_of
 from tests.kit.engines.numpy_runner import TINY, feed, tiny_weights
-from tests.kit.processes.numpy_engine import load
+from tests.kit.processes.numpy_engine import load, seed_folder
 from tests.kit.processes.run_engine import run, tokens
 from tests.kit.serving import wait_until
 
@@ -82,40 +82,14 @@ def test_samples_that_start_later_owe_the_weights_before_nothing() -> None:
     assert engine.scheduler.prefixes.num_used <= 2
 
 
-def test_nothing_kept_is_begun_from() -> None:
-    engine = engine_of()
-    for number, cached in enumerate((0, 29, 0, 29)):
-        if number == 2:
-            engine.load_weights(NEW)
-        engine.add(request_of(str(number), HEADER, max_tokens=3))
-        (output,) = run(engine)
-        assert (output.cached_tokens, output.first_version) == (cached, 0)
-
-
-MakeFolder = Callable[..., Path]
-
-
 @pytest.fixture
-def make_folder(tmp_path: Path) -> MakeFolder:
-    """make_folder("b", seed=1, n_ctx=32): a model folder that tests.kit.processes.numpy_engine
-    reads."""
-
-    def make(name: str, seed: int = 1, **changed: int) -> Path:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        config = msgspec.structs.replace(TINY, **changed)
-        (folder / "config.json").write_bytes(msgspec.json.encode(config))
-        (folder / "seed").write_text(str(seed))
-        return folder
-
-    return make
+def new(tmp_path: Path) -> Path:
+    """A folder with other weights."""
+    return seed_folder(tmp_path / "new", 1)
 
 
 def swap_once(
-    engine: Engine,
-    folder: Path,
-    how: LoadFolder = load,
-    running: Running = "finish",
+    engine: Engine, folder: Path, how: LoadFolder = load, running: Running = "finish"
 ) -> Done:
     reload = WeightReload(engine, how, SharedNote(), "")
     reload.begin(LoadWeights("a", str(folder), running))
@@ -130,18 +104,8 @@ def swap_once(
         reload.close()
 
 
-def test_one_change_at_a_time(make_folder: MakeFolder) -> None:
-    engine, folder = engine_of(), make_folder("new")
-    done = swap_once(engine, folder)
-    result = done.id, done.detail["weights_version"], done.detail["fingerprint"]
-    assert result == ("a", 2, "tiny-1")
-    assert swap_once(engine, folder).detail["weights_version"] == 3
-
-
-def test_weights_are_bound_beside_the_steps(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, folder, goes_on = engine_of(), make_folder("new"), threading.Event()
+def test_weights_are_bound_beside_the_steps(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, goes_on = engine_of(), threading.Event()
     bind, is_binding = engine.runner.bind_weights, threading.Event()
 
     def bind_late(weights: Weights) -> Weights:
@@ -152,7 +116,7 @@ def test_weights_are_bound_beside_the_steps(
 
     monkeypatch.setattr(engine.runner, "bind_weights", bind_late)
     reload = WeightReload(engine, load, SharedNote(), "")
-    reload.begin(LoadWeights("a", str(folder), "continue"))
+    reload.begin(LoadWeights("a", str(new), "continue"))
     engine.add(request_of(max_tokens=5))
     assert len(run(engine)) == 1 and not reload.is_due()
     assert is_binding.wait(60)
@@ -164,9 +128,9 @@ def test_weights_are_bound_beside_the_steps(
 
 
 def test_a_change_that_was_given_up_is_not_bound(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+    new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, folder, goes_on = engine_of(), make_folder("new"), threading.Event()
+    engine, goes_on = engine_of(), threading.Event()
     loaded, bound, bind = threading.Event(), [], engine.runner.bind_weights
 
     def load_late(path: Path) -> Weights:
@@ -181,11 +145,11 @@ def test_a_change_that_was_given_up_is_not_bound(
 
     monkeypatch.setattr(engine.runner, "bind_weights", bind_noted)
     reload = WeightReload(engine, load_late, SharedNote(), "")
-    reload.begin(LoadWeights("a", str(folder), "continue"))
+    reload.begin(LoadWeights("a", str(new), "continue"))
     assert loaded.wait(60)
     with pytest.raises(EngineUnavailable, match="draining"):
         reload.check_wanted(has_owner=True, is_draining=True)
-    reload.begin(LoadWeights("b", str(folder), "continue"))
+    reload.begin(LoadWeights("b", str(new), "continue"))
     goes_on.set()
     wait_until(reload.is_due)
     assert reload.make().detail["weights_version"] == 2
@@ -198,9 +162,9 @@ def test_a_change_that_was_given_up_is_not_bound(
     [("bind_weights", r"new' cannot be bound"), ("use_weights", r"new'.* cannot be put to use")],
 )
 def test_what_the_runner_cannot_have_ends_the_change_and_nothing_else(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch, how: str, message: str
+    new: Path, monkeypatch: pytest.MonkeyPatch, how: str, message: str
 ) -> None:
-    engine, folder = engine_of(), make_folder("new")
+    engine = engine_of()
     engine.add(request_of(max_tokens=10, temperature=0))
     expected = greedy([(tiny_weights(), 10)], [5, 6, 7])
 
@@ -210,35 +174,33 @@ def test_what_the_runner_cannot_have_ends_the_change_and_nothing_else(
     with monkeypatch.context() as patched:
         patched.setattr(engine.runner, how, fail)
         with pytest.raises(SRMError, match=rf"{message}: ValueError\('out of memory'"):
-            swap_once(engine, folder, running="continue")
+            swap_once(engine, new, running="continue")
     assert (engine.status().fingerprint, engine.status().weights_version) == ("tiny-0", 1)
     assert [ints(output.token_ids) for output in run(engine)] == [expected]
-    assert swap_once(engine, folder).detail["weights_version"] == 2
+    assert swap_once(engine, new).detail["weights_version"] == 2
 
 
-def test_a_folder_on_a_disk_that_hangs_holds_up_other_changes_and_no_step(
-    make_folder: MakeFolder,
-) -> None:
+def test_a_folder_on_a_disk_that_hangs_holds_up_other_changes_and_no_step(new: Path) -> None:
     answers = threading.Event()
 
     def hang(folder: Path) -> Weights:
         assert answers.wait(120)
         return load(folder)
 
-    engine, folder = engine_of(), make_folder("new")
+    engine = engine_of()
     reload = WeightReload(engine, hang, SharedNote(), "")
-    reload.begin(LoadWeights("a", str(folder)))
+    reload.begin(LoadWeights("a", str(new)))
     try:
         engine.add(request_of())
         assert run(engine)
         assert not reload.is_due()
         with pytest.raises(SwapInProgress):
-            reload.begin(LoadWeights("b", str(folder)))
+            reload.begin(LoadWeights("b", str(new)))
     finally:
         answers.set()
     wait_until(reload.is_due)
     assert reload.make().detail["weights_version"] == 2
-    reload.begin(LoadWeights("b", str(folder)))
+    reload.begin(LoadWeights("b", str(new)))
     reload.close()
 
 
@@ -269,31 +231,31 @@ def endless(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "how", "message"),
     [
-        (lambda f: (f / "config.json").write_text("{"), load, r"folder/config\.json"),
-        (not_utf8, load_checkpoint, r"folder/config\.json.*utf-8"),
+        (lambda f: (f / "config.json").write_text("{"), load, r"new/config\.json"),
+        (not_utf8, load_checkpoint, r"new/config\.json.*utf-8"),
         (larger_than_the_memory, load_checkpoint, r"safetensors: it is larger than the memory"),
         (endless, load_checkpoint, r"num_layers \* num_heads must be at most 65536"),
-        (lambda _: None, raising(MemoryError()), "folder' cannot be loaded: MemoryError"),
-        (lambda _: None, raising(ValueError("a bug")), "folder' cannot be loaded: ValueError"),
+        (lambda _: None, raising(MemoryError()), "new' cannot be loaded: MemoryError"),
+        (lambda _: None, raising(ValueError("a bug")), "new' cannot be loaded: ValueError"),
     ],
 )
 def test_what_is_wrong_with_a_folder_ends_the_change_and_nothing_else(
-    make_folder: MakeFolder, spoil: Callable[[Path], object], how: LoadFolder, message: str
+    new: Path, spoil: Callable[[Path], object], how: LoadFolder, message: str
 ) -> None:
-    engine, folder = engine_of(), make_folder("folder")
-    spoil(folder)
+    engine = engine_of()
+    spoil(new)
     with pytest.raises(InvalidRequest, match=message) as error:
-        swap_once(engine, folder, how=how)
+        swap_once(engine, new, how=how)
     assert error.value.param == "path"
     assert (engine.status().fingerprint, engine.status().weights_version) == ("tiny-0", 1)
 
 
-def test_a_folder_must_be_there_and_of_the_same_architecture(make_folder: MakeFolder) -> None:
-    good = make_folder("good")
-    assert load_weights(load, good, TINY).fingerprint == "tiny-1"
+def test_a_folder_must_be_there_and_of_the_same_architecture(new: Path, tmp_path: Path) -> None:
+    other = seed_folder(tmp_path / "other", 1, msgspec.structs.replace(TINY, n_ctx=32))
+    assert load_weights(load, new, TINY).fingerprint == "tiny-1"
     for folder, kind, message in (
-        (good / "nowhere", NotFound, r"nowhere.*no such folder"),
-        (make_folder("other", n_ctx=32), InvalidRequest, r"n_ctx = 32 .* served has 64"),
+        (new / "nowhere", NotFound, r"nowhere.*no such folder"),
+        (other, InvalidRequest, r"n_ctx = 32 .* served has 64"),
         (Path("models"), InvalidRequest, "absolute"),
     ):
         with pytest.raises(kind, match=message) as error:

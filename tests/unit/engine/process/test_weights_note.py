@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -32,16 +31,9 @@ from srm.engine.wiring import EngineWiring
 from srm.errors import CheckpointError, EngineUnavailable, InvalidRequest, StoreFull
 from tests.kit.engines.making import engine_of, request_of
 from tests.kit.engines.numpy_runner import TINY
-from tests.kit.processes.numpy_engine import load
+from tests.kit.processes.numpy_engine import load, seed_folder
 from tests.kit.processes.run_engine import run
 from tests.kit.serving import wait_until
-
-
-def model_folder(folder: Path, seed: int) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_bytes(msgspec.json.encode(TINY))
-    (folder / "seed").write_text(str(seed))
-    return folder
 
 
 def reloading(engine: Engine, config: EngineWiring) -> WeightReload:
@@ -58,7 +50,7 @@ def staged(engine: Engine, config: EngineWiring, folder: Path, change: str = "a"
 @pytest.fixture
 def config(tmp_path: Path) -> EngineWiring:
     copies = str(tmp_path / "copies")
-    model = model_folder(tmp_path / "m", 0)
+    model = seed_folder(tmp_path / "m", 0)
     return EngineWiring(model=model, weights_note_fd=os.memfd_create("note"), weights_copies=copies)
 
 
@@ -89,15 +81,14 @@ def test_what_was_put_to_use_outlives_its_folder(
     config: EngineWiring, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     assert begun(config) == ("tiny-0", 1)
-    new = model_folder(tmp_path / "new", 1)
+    new = seed_folder(tmp_path / "new", 1)
     staged(engine_of(), config, new).make()
     spoil(new)
     assert begun(config) == ("tiny-1", 2)
     spoil(Path(config.weights_copies) / "a")
     with pytest.raises(CheckpointError, match=r"version 2, which was put to use.*new"):
         begun(config)
-    new.mkdir(exist_ok=True)
-    model_folder(new, 1)  # the folder itself is as good as its copy, if it is the same
+    seed_folder(new, 1)  # the folder itself is as good as its copy, if it is the same
     assert begun(config) == ("tiny-1", 2)
 
 
@@ -106,7 +97,7 @@ def test_engines_begin_with_the_same_model(config: EngineWiring) -> None:
     rewrite(config.model)
     with pytest.raises(CheckpointError, match=r"version 1.*were tiny-0, and .*m has tiny-7 now"):
         begun(config)
-    model_folder(config.model, 0)
+    seed_folder(config.model, 0)
     assert started_folder(config) == config.model
     Path(config.weights_copies).mkdir()
     hold_model(config.model, Path(config.weights_copies) / FIRST)
@@ -115,19 +106,11 @@ def test_engines_begin_with_the_same_model(config: EngineWiring) -> None:
     assert (started_folder(config) / "seed").read_text() == "0"
 
 
-def test_a_model_that_is_held_open_outlives_its_folder(tmp_path: Path) -> None:
-    write_random_model(tmp_path / "model", TINY)
-    expected = load_checkpoint(tmp_path / "model").fingerprint
-    hold_model(tmp_path / "model", tmp_path / "held")
-    shutil.rmtree(tmp_path / "model")
-    assert load_checkpoint(tmp_path / "held").fingerprint == expected
-
-
 def test_the_copy_before_goes_when_the_last_engine_has_changed(
     config: EngineWiring, tmp_path: Path
 ) -> None:
     engines = engine_of(), engine_of()
-    folder = model_folder(tmp_path / "new", 1)
+    folder = seed_folder(tmp_path / "new", 1)
     for change in ("a", "b"):
         one, other = (staged(engine, config, folder, change) for engine in engines)
         assert change in copies(config)
@@ -214,8 +197,6 @@ NAME = "output_layer.weight"
         (rewritten(len, {"delta_of": "f" * 100_000}), "delta of weights 'f{63}…', and"),
         (rewritten(len, {"format": "pt"}), r"is missing, like \d+ more; .*a delta names its"),
         (rewritten(lambda t: t.update(other=t[NAME])), "1 tensor does not belong .* other"),
-        (rewritten(lambda t: t.update({NAME: t[NAME][1:]})), f"{NAME} has shape"),
-        (rewritten(lambda t: t.update({NAME: t[NAME].astype("f8")})), f"{NAME} is F64"),
         (rewritten(lambda t: t[NAME].fill(np.nan)), f"{NAME} has values that are not finite"),
         (cut_short, "not a whole safetensors file"),
         (lose_the_base, "weights version 1, which was put to use, cannot be loaded again"),
@@ -255,18 +236,9 @@ def test_a_delta_made_whole_leaves_room_for_results(
     wait_until(lambda: not copies(real))
 
 
-def test_without_a_copy_of_its_base_a_delta_is_refused(tmp_path: Path) -> None:
-    write_random_model(tmp_path / "model", TINY)
-    delta = delta_of(tmp_path / "model", changed(tmp_path / "model", tmp_path / "new", 2.0))
-    reload = WeightReload(engine_of(), load, SharedNote(), "")
-    reload.begin(LoadWeights("a", str(delta)))
-    with pytest.raises(InvalidRequest, match="is a delta"):
-        wait_until(reload.is_due)
-
-
 def test_a_change_that_is_dropped_leaves_no_copy(config: EngineWiring, tmp_path: Path) -> None:
     begun(config)
-    reload = staged(engine_of(), config, model_folder(tmp_path / "new", 1))
+    reload = staged(engine_of(), config, seed_folder(tmp_path / "new", 1))
     with pytest.raises(EngineUnavailable):
         reload.check_wanted(has_owner=True, is_draining=True)
     wait_until(lambda: not copies(config))
@@ -279,7 +251,7 @@ def test_a_bug_in_what_removes_copies_leaves_them_to_the_next_change(
     begun(config)
     written: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", written.append)
-    engine, folder = engine_of(), model_folder(tmp_path / "new", 1)
+    engine, folder = engine_of(), seed_folder(tmp_path / "new", 1)
     with monkeypatch.context() as broken:
         broken.setattr(weights_note, "remove", Mock(side_effect=KeyError("a bug")))
         staged(engine, config, folder, "a").make()
@@ -307,7 +279,7 @@ def test_a_disk_that_does_not_remove_a_copy_holds_up_the_next_change_and_no_step
         return is_locked
 
     monkeypatch.setattr(weights_note, "remove", hang)
-    engine, folder = engine_of(), model_folder(tmp_path / "new", 1)
+    engine, folder = engine_of(), seed_folder(tmp_path / "new", 1)
     staged(engine, config, folder, "a").make()
     try:
         assert asked.wait(120)
@@ -333,7 +305,7 @@ def test_a_full_disk_refuses_the_change(
     monkeypatch.setattr(kept_model, "_reflink", lambda *_: False)
     engine = engine_of()
     with pytest.raises(StoreFull, match=r"cannot keep a copy of .*new.*No space left"):
-        staged(engine, config, model_folder(tmp_path / "new", 1))
+        staged(engine, config, seed_folder(tmp_path / "new", 1))
     wait_until(lambda: not copies(config))
     assert engine.weights_version == 1
 
@@ -349,11 +321,11 @@ def test_a_copy_that_another_process_makes_is_waited_for_while_it_is_wanted(tmp_
     with (tmp_path / "copy.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(EngineUnavailable):
-            copy_model(model_folder(tmp_path / "m", 1), tmp_path / "copy", is_wanted)
+            copy_model(seed_folder(tmp_path / "m", 1), tmp_path / "copy", is_wanted)
 
 
 def test_a_process_killed_at_any_line_leaves_no_half_copy(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", 1)
+    folder = seed_folder(tmp_path / "m", 1)
     expected = {file.name: file.read_bytes() for file in folder.iterdir()}
     is_over, line = False, 0
     while not is_over:
@@ -428,12 +400,12 @@ def test_a_change_dropped_before_its_copy_begins_holds_no_lock(
 ) -> None:
     """Another engine may refuse it before this one's thread has come to the copy."""
     begun(config)
-    new, shared = model_folder(tmp_path / "new", 1), SharedNote(config.weights_note_fd)
+    new, shared = seed_folder(tmp_path / "new", 1), SharedNote(config.weights_note_fd)
     dropped = weights_note.Copying(shared, config.weights_copies)
     dropped.end()
     with pytest.raises(EngineUnavailable, match="not wanted any more"):
         dropped.copy(new, "dropped")
     engine = engine_of()
     for number in range(1, 4):
-        staged(engine, config, model_folder(tmp_path / f"n{number}", number), f"{number}").make()
+        staged(engine, config, seed_folder(tmp_path / f"n{number}", number), f"{number}").make()
     wait_until(lambda: copies(config) - {FIRST} == {"3"})
