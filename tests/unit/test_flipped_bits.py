@@ -15,7 +15,7 @@ from srm.engine.device.precompile import PrecompileConfig
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.upstream_config import Constructor, PublishedArgs, read_args
-from srm.errors import CheckpointError, ConfigError, SnapshotError, SRMError
+from srm.errors import CheckpointError, ConfigError, SRMError
 from srm.loadtest import recording
 from srm.loadtest.commands.knee import SweepConfig
 from srm.loadtest.commands.sweep import SAVED, Saved, read_saved
@@ -29,7 +29,6 @@ from tests.kit.engines.numpy_runner import TINY
 from tests.kit.loads.recorded import recording as recorded
 from tests.kit.serving import write_text_model
 from tests.unit.engine.device.test_graph_notes import keep
-from tests.unit.engine.process.test_snapshot import read_all, write
 
 Case = tuple[Path, Callable[[], object]]
 """A file, and what reads it."""
@@ -83,11 +82,6 @@ def keys(folder: Path) -> Case:
     return path, partial(load_keys, str(path), {})
 
 
-def snapshot(folder: Path) -> Case:
-    path = write(folder)
-    return path, partial(read_all, path)
-
-
 def load_recording(folder: Path) -> Case:
     recorded().save(folder)
     return folder / "recording.json", partial(recording.load, folder)
@@ -116,7 +110,6 @@ def load_sweep(folder: Path) -> Case:
         (settings, ConfigError),
         (graph_note, ConfigError),
         (keys, ConfigError),
-        (snapshot, SnapshotError),
         (load_recording, ConfigError),
         (load_report, ConfigError),
         (load_sweep, ConfigError),

@@ -23,12 +23,7 @@ def spread_of(count: int, *busy: int) -> Spread:
     return spread
 
 
-@given(
-    st.integers(1, 64),
-    st.integers(1, 1_000),
-    st.booleans(),
-    st.sampled_from([None, 0]),
-)
+@given(st.integers(1, 64), st.integers(1, 1_000), st.booleans(), st.sampled_from([None, 0]))
 def test_each_sample_is_in_one_part_and_no_engine_has_two(
     count: int, n: int, durable: bool, prompt_logprobs: int | None
 ) -> None:

@@ -1,9 +1,10 @@
-"""A GPU that cannot serve is refused in one line that says what to do."""
+"""A GPU that cannot serve is refused in one line that says what to do.
+
+`tests/fake_driver/test_opening.py` asks MAX itself, of NVIDIA's cards."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,18 +19,14 @@ To get more accurate error information, set MODULAR_DEBUG=device-sync-mode.
 OLD = """failed to create device: Your current NVIDIA GPU driver version is not supported.
   Required: driver version >= 580.65
 For information about how to update your driver, see https://modul.ar/gpu-requirements."""
-GIB = 2**30
 
 
 @dataclass
 class Gpu:
-    """An H200, as MAX describes one."""
+    """One, as MAX describes it."""
 
     architecture_name: str = "sm_90a"
     is_compatible: bool = True
-    stats: dict[str, int] = field(
-        default_factory=lambda: {"free_memory": 139 * GIB, "total_memory": 140 * GIB}
-    )
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, count: int, result: Gpu | Exception) -> None:
@@ -44,37 +41,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, count: int, result: Gpu | Exception
     monkeypatch.setattr(gpu, "Accelerator", accelerator)
 
 
-def test_a_gpu_that_can_serve_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = Gpu()
-    answers(monkeypatch, 1, result)
-    opened: object = open_device("gpu")
-    assert opened is result
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, 2, Gpu())
-    with pytest.raises(ConfigError, match="devices = 2: MAX finds the GPUs 0 … 1 here"):
-        open_device("gpu", 2)
+def test_a_gpu_by_its_number_is_of_a_server_with_several_engines() -> None:
     with pytest.raises(ConfigError, match="only srm serve starts several engines"):
         open_device("gpu", 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "number", "seen"), [(None, 1, "1"), (None, 0, "0"), ("5,GPU-7e", 1, "GPU-7e")]
-)
-def test_a_process_sees_its_own_gpu_alone(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, number: int, seen: str
-) -> None:
-    """A graph names the first one: it did not run on any other."""
-    monkeypatch.setenv(gpu.VISIBLE, given or "")  # and afterwards as it was
-    if given is None:
-        monkeypatch.delenv(gpu.VISIBLE)
-    answers(monkeypatch, 2, Gpu())
-    open_device("gpu", number)
-    assert os.environ[gpu.VISIBLE] == seen
-
-
-FULL = {"free_memory": 3 * GIB, "total_memory": 140 * GIB}
 
 
 @pytest.mark.parametrize(
@@ -83,10 +52,7 @@ FULL = {"free_memory": 3 * GIB, "total_memory": 140 * GIB}
         (0, ValueError(NONE), 'no GPU here (CUDA information: Failed to open library "libnvidia'),
         (0, Gpu(), "MAX finds no GPU here; use device = cpu"),
         (0, ValueError(OLD), "the GPU's driver is too old; update it to 580.65 or newer"),
-        (1, ValueError(OLD), "the GPU's driver is too old; update it to 580.65 or newer"),
         (1, ValueError("CUDA call failed: CUDA_ERROR_OUT_OF_MEMORY"), "nvidia-smi lists"),
-        (1, Gpu(stats=FULL), "only 3.0 of its 140.0 GiB of memory are free; end the processes"),
-        (1, Gpu("sm_70"), "architecture sm_70, and NVIDIA's from sm_80 on"),
         (1, Gpu("gfx1100", is_compatible=False), "architecture gfx1100"),
     ],
 )

@@ -129,16 +129,8 @@ def test_no_input_of_any_graph_is_empty(late: LateRunner) -> None:
         for name, array in {**fields_of(batch), **fields_of(batch.edits)}.items()
         if not len(array)
     }
-    assert {
-        "slots",
-        "positions",
-        "new",
-        "score_rows",
-        "num_top",
-        "named",
-        "spans",
-        "tokens",
-    } <= empty
+    names = "slots positions new score_rows num_top named spans tokens"
+    assert {*names.split()} <= empty
     for batch in (padded(batch, 6) for batch in late.batches):
         assert batch.num_decode and batch.num_tokens > 1
         assert batch.num_decode + batch.num_scored_prefill > 1

@@ -298,12 +298,7 @@ def test_an_empty_cache_folder_that_others_may_write_is_refused_before_a_compile
     ],
 )
 def test_whose_the_cache_folder_is_decides_who_may_write(
-    owner: int,
-    group: int,
-    mode: int,
-    is_read: bool,
-    tmp_path: Path,
-    compiler: Compiler,
+    owner: int, group: int, mode: int, is_read: bool, tmp_path: Path, compiler: Compiler
 ) -> None:
     folder = tmp_path / "cache"
     kept_in(folder)

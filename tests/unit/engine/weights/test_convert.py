@@ -224,12 +224,6 @@ def test_only_names_that_were_wrapped_are_an_example_of_wrapped_ones(files: File
     assert "left wrappers out of 1 names, such as m.output_layer.weight" in converted(files)[2]
 
 
-def test_that_half_precision_became_whole_is_said(files: Files) -> None:
-    half = {name: value.astype(np.float16) for name, value in random_tensors(MIXED).items()}
-    save_file(half, files[0])
-    assert "F16 became F32" in converted(files)[2]
-
-
 def test_of_each_shard_is_taken_what_the_index_says(files: Files, tmp_path: Path) -> None:
     """A tensor that a later shard has too was taken from there, without a word."""
     tensors, folder = random_tensors(MIXED), tmp_path / "shards"

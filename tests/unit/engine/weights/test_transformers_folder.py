@@ -102,39 +102,14 @@ def spoil(name: str, **fields: Any) -> Callable[[Path], object]:
     return write
 
 
-def put(value: Any) -> Callable[[Path], object]:
-    """Have the first shard hold that as its first tensor."""
-
-    def write(folder: Path) -> None:
-        shard = folder / "model-00001-of-00003.safetensors"
-        tensors = load_file(shard)
-        save_file({**tensors, min(tensors): np.full_like(tensors[min(tensors)], **value)}, shard)
-
-    return write
-
-
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: (folder / "model-00002-of-00003.safetensors").unlink(), r"cannot read .*00002"),
     (cut, r"00002-of-00003\.safetensors is not a whole safetensors file"),
     (lambda folder: (folder / INDEX).write_text("{"), "is no index of shards"),
-    (lambda folder: (folder / INDEX).write_text("[]"), "is no index of shards"),
-    (lambda folder: (folder / INDEX).unlink(), rf"cannot read .*00001.*and no {INDEX}; it is not"),
-    (
-        spoil(INDEX, weight_map={"input_layer.weight": "../x"}),
-        r"shard '\.\./x' is no name of a file",
-    ),
-    (spoil(INDEX, weight_map={"x": "model-00001-of-00003.safetensors"}), "tensor x is not in"),
-    (put({"fill_value": np.nan}), r"input_layer\.weight has values that are not finite"),
-    (
-        put({"fill_value": 1, "dtype": np.float64}),
-        r"input_layer\.weight is F64; F32, F16 and BF16 can be read",
-    ),
     (spoil("config.json", model_type="llama"), "no SRM model, but one of model_type = 'llama'"),
     (spoil("config.json", tie_word_embeddings=True), "tie_word_embeddings must be false, got True"),
     (spoil("config.json", is_encoder_decoder=True), "is_encoder_decoder must be false, got True"),
     (spoil("config.json", quantization_config={}), "quantization_config is not a field"),
     (spoil("config.json", eos_token_id=[]), "eos_token_id must be 1 … 64 ids, got 0"),
-    (spoil("config.json", num_layers=3), r"mixer_blocks\.2\..* is missing"),
 ]
 
 
