@@ -94,8 +94,9 @@ def test_what_cannot_be_is_refused_before_the_engine_starts(
     assert caught.value.exit_code == (1 if kind is EngineUnavailable else 2)
 
 
-@pytest.mark.parametrize("given", [b"", b"\n", None])
-@pytest.mark.parametrize("program", [main, score.main])
+@pytest.mark.parametrize(
+    ("program", "given"), [(main, b""), (main, b"\n"), (main, None), (score.main, None)]
+)
 def test_an_empty_or_closed_standard_input_is_no_prompt(
     program: Callable[..., int],
     given: bytes | None,
@@ -103,11 +104,8 @@ def test_an_empty_or_closed_standard_input_is_no_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`srm generate </dev/null` made up a question, and with `<&-` both had a traceback."""
-    if program is score.main and given is not None:
-        return  # no text to score is no fault
-    monkeypatch.setattr(
-        sys, "stdin", None if given is None else io.TextIOWrapper(io.BytesIO(given))
-    )
+    stdin = None if given is None else io.TextIOWrapper(io.BytesIO(given))
+    monkeypatch.setattr(sys, "stdin", stdin)
     with pytest.raises(ConfigError, match=r"(prompt|input) is missing"):
         program([f"--model={text_model}"], engine_module="tests.no_such_engine")
 

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 import srm.__main__ as srm
-from tests.integration.commands.foreign_server import (
-    Foreign,
-    counts,
-    expected,
-    result,
-    run,
-)
+from tests.integration.commands.foreign_server import Foreign, counts, expected, result, run
 from tests.kit.serving import Server, complete
 
 
@@ -93,9 +87,7 @@ def test_any_other_server_is_asked_for_choices(foreign: Foreign, url: str, folde
         right = sum(expected(foreign, body, digit) for body in own)
         assert counts(folder)[number] == (20, right)
     body = foreign.bodies[0]
-    assert set(body) == {
-        *("model", "prompt", "n", "max_tokens", "temperature", "top_p", "seed"),
-    }
+    assert set(body) == {*("model", "prompt", "n", "max_tokens", "temperature", "top_p", "seed")}
     assert (body["model"], body["top_p"], body["max_tokens"]) == ("other", 0.9, 9)
 
 
@@ -141,13 +133,6 @@ def test_a_run_goes_on_behind_what_it_has(
     foreign.bodies.clear()
     assert run(url, folder, **settings) == 0
     assert not foreign.bodies
-
-
-def test_match_is_for_servers_that_know_it(
-    url: str, folder: Path, foreign: Foreign, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(url, folder, match="a", until=2) == 2
-    assert "match = 'a' needs an SRM server" in capsys.readouterr().err
 
 
 def test_examples_go_before_questions(url: str, folder: Path, foreign: Foreign) -> None:

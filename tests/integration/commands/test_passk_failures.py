@@ -8,18 +8,16 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.commands.foreign_server import (
-    Foreign,
-    arguments,
-    result,
-    run,
-)
-from tests.kit.serving import ROOT, Server
+from tests.integration.commands.foreign_server import Foreign, arguments, result, run
+from tests.kit.serving import ROOT, Server, run_python
+
+Refusal = Callable[..., str]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +42,7 @@ def test_a_run_that_is_killed_goes_on(
 
 
 def test_damage_and_another_runs_journal_are_named(
-    foreign: Foreign, url: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    url: str, folder: Path, refusal: Refusal
 ) -> None:
     assert run(url, folder) == 0
     journal = folder / "out" / "journal.jsonl"
@@ -55,18 +53,15 @@ def test_damage_and_another_runs_journal_are_named(
         ({"n": 3}, "n = 20, this one has 3"),
         ({"reward": f"{folder}/reward.py:vowel"}, "with reward = 'srm.training.questions"),
     ):
-        assert run(url, folder, **settings) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal(**settings)
     whole = journal.read_bytes()
     journal.write_bytes(whole.replace(b'"drawn":20', b'"drawn":21', 1))
-    assert run(url, folder) == 2
-    assert "journal.jsonl, line 2 is damaged" in capsys.readouterr().err
+    assert "journal.jsonl, line 2 is damaged" in refusal()
     journal.write_bytes(b"\0" * 5)  # nothing of it was written yet
     assert run(url, folder) == 0
     assert journal.read_bytes().split(b"\n")[0] == whole.split(b"\n")[0]
     journal.write_bytes(b"a diary\n")
-    assert run(url, folder) == 2
-    assert "journal.jsonl, line 1 is damaged" in capsys.readouterr().err
+    assert "journal.jsonl, line 1 is damaged" in refusal()
     assert journal.read_bytes() == b"a diary\n"
 
 
@@ -76,10 +71,8 @@ def test_a_run_that_was_refused_goes_on_with_what_is_not(
     foreign.faults = [(400, "temperature must be at most 2")]
     assert run(url, folder, temperature=3, concurrency=1) == 2
     assert run(url, folder, temperature=1) == 0
-    assert (
-        json.loads((folder / "out/journal.jsonl").read_bytes()[9:].splitlines()[0])
-        == (result(folder / "out")["sampled"])
-    )
+    first, *_ = (folder / "out/journal.jsonl").read_bytes().splitlines()
+    assert json.loads(first[9:]) == result(folder / "out")["sampled"]
 
 
 def test_a_disk_that_takes_no_more_is_named_and_what_it_has_stays(
@@ -88,14 +81,8 @@ def test_a_disk_that_takes_no_more_is_named_and_what_it_has_stays(
     settings = {"n": 1, "samples": 40}
     program = "import resource, sys, srm.__main__ as srm\n"
     program += f"resource.setrlimit({resource.RLIMIT_FSIZE}, (3000, -1))"
-    command = [sys.executable, "-c", f"{program}\nsys.exit(srm.main(sys.argv[1:]))"]
-    ended = subprocess.run(
-        [*command, *arguments(url, folder, **settings)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program += "\nsys.exit(srm.main(sys.argv[1:]))"
+    ended = run_python(program, *arguments(url, folder, **settings))
     assert ended.returncode == 2, ended.stderr
     assert "out/journal.jsonl cannot be written: File too large" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -170,42 +157,31 @@ def test_a_server_that_stays_away_is_named(
     ],
 )
 def test_replies_that_are_none_are_named(
-    foreign: Foreign,
-    url: str,
-    folder: Path,
-    fault: Any,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    foreign: Foreign, refusal: Refusal, fault: Any, message: str
 ) -> None:
     foreign.faults = [fault] * 3
-    assert run(url, folder) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, refusal())
 
 
 def test_samples_of_other_weights_are_not_added_up(
-    foreign: Foreign, url: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    foreign: Foreign, folder: Path, refusal: Refusal
 ) -> None:
     foreign.owner = "srm"
     counted = {"samples": [{"drawn": 20, "counts": [{"text": "#### 1", "count": 20}]}]}
     foreign.faults = [counted | {"system_fingerprint": name} for name in ("one", "two")]
-    assert run(url, folder, concurrency=1) == 2
-    assert "weights were changed during the run" in capsys.readouterr().err
+    assert "weights were changed during the run" in refusal(concurrency=1)
     assert foreign.bodies[0]["return"] == "counts"
     foreign.faults = [counted | {"system_fingerprint": "one", "first_weights_version": 1}]
-    assert run(url, folder, concurrency=1, output=folder / "new") == 2
-    assert "weights were changed during the run" in capsys.readouterr().err
+    printed = refusal(concurrency=1, output=folder / "new")
+    assert "weights were changed during the run" in printed
     foreign.faults = [{"system_fingerprint": "one"}]  # it did not count
-    assert run(url, folder, concurrency=1, output=folder / "newer") == 2
-    assert "did not count the samples" in capsys.readouterr().err
+    printed = refusal(concurrency=1, output=folder / "newer")
+    assert "did not count the samples" in printed
 
 
-def test_what_the_server_cannot_take_is_its_own_words(
-    server: Server, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(server.url, folder, samples=5_000) == 2
-    assert "n = 5000 of 1 prompts: this server takes at most max_waiting = 3000" in (
-        capsys.readouterr().err
-    )
+def test_what_the_server_cannot_take_is_its_own_words(server: Server, refusal: Refusal) -> None:
+    printed = refusal(url=server.url, samples=5_000)
+    assert "n = 5000 of 1 prompts: this server takes at most max_waiting = 3000" in printed
 
 
 @pytest.mark.parametrize(
@@ -219,6 +195,7 @@ def test_what_the_server_cannot_take_is_its_own_words(
         ({"timeout_s": "nan"}, "timeout_s must be .* got nan"),
         ({"until": 21}, "until must be 0 … 20, got 21"),
         ({"match": "a"}, "match = 'a' ends nothing where until is 0"),
+        ({"match": "a", "until": 2}, "match = 'a' needs an SRM server"),
         ({"shots": 1}, "shots = 1 of questions from a file need examples"),
         ({"url": "somewhere"}, "url must begin with http"),
         ({"url": "http://127.0.0.1:1"}, "url: http://127.0.0.1:1 does not answer"),
@@ -231,28 +208,16 @@ def test_what_the_server_cannot_take_is_its_own_words(
     ],
 )
 def test_what_makes_no_run_is_refused_before_anything_is_drawn(
-    url: str,
-    folder: Path,
-    settings: dict[str, Any],
-    message: str,
-    foreign: Foreign,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, settings: dict[str, Any], message: str, foreign: Foreign, refusal: Refusal
 ) -> None:
-    assert run(**{"url": url, "folder": folder, **settings}) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, refusal(**settings))
     assert not foreign.bodies and not (folder / "out").exists()
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, 2), (404, 0)])
 def test_a_server_may_have_no_list_of_models_but_not_fail(
-    url: str,
-    folder: Path,
-    foreign: Foreign,
-    status: int,
-    code: int,
-    capsys: pytest.CaptureFixture[str],
+    url: str, folder: Path, foreign: Foreign, status: int, code: int, refusal: Refusal
 ) -> None:
     foreign.list_status = status
     assert run(url, folder, served_model_name="other") == code
-    assert run(url, folder, output=folder / "new") == 2
-    assert f"/v1/models refused with {status}" in capsys.readouterr().err
+    assert f"/v1/models refused with {status}" in refusal(output=folder / "new")

@@ -7,17 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.snapshot import NAME
+from srm.server.loop_turns import LOOP_TIMEOUT_S
 from tests.kit.engines.served_engine import RawClient
 from tests.kit.processes.held_engine import held
 from tests.kit.serving import (
@@ -171,38 +171,27 @@ def test_two_api_processes_serve_and_survive_a_crash_of_one(unlucky: Server) -> 
 
 
 @pytest.mark.slow
-def test_a_frozen_engine_is_killed_and_comes_back(text_model: Path) -> None:
-    with Server(text_model, *SERVER_FLAGS, "--step-timeout-s=5") as server:
-        assert ask(server) == 200
-        engine = children(server)["engine"]
-        os.kill(engine, signal.SIGSTOP)
-        replies = []
-        asking = threading.Thread(target=lambda: replies.append(ask(server)))
-        asking.start()
-        wait_until(lambda: not is_running(engine))
-        asking.join(10)
-        assert replies == [503]
-        wait_until(lambda: is_ready(server))
-        assert ask(server) == 200
-        log = "".join(server.lines)
-    assert f"engine (process {engine}, state T) has given no sign of life" in log
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["api", "jobs"])
-def test_a_frozen_process_that_asks_the_engine_is_killed_and_comes_back(
-    text_model: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "flags", "loop_timeout_s"),
+    [("engine", ["--step-timeout-s=5"], LOOP_TIMEOUT_S), ("api", [], 5), ("jobs", [], 5)],
+)
+def test_a_frozen_process_is_killed_and_comes_back(
+    text_model: Path, name: str, flags: list[str], loop_timeout_s: float
 ) -> None:
     """Nobody noticed: connections to it were taken and never answered."""
-    with Server(text_model, *SERVER_FLAGS, loop_timeout_s=5) as server:
+    with Server(text_model, *SERVER_FLAGS, *flags, loop_timeout_s=loop_timeout_s) as server:
         assert ask(server) == 200
         frozen = children(server)[name]
         os.kill(frozen, signal.SIGSTOP)
-        wait_until(lambda: not is_running(frozen))
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, server) if name == "engine" else None
+            wait_until(lambda: not is_running(frozen))
+            assert asked is None or asked.result(10) == 503
         wait_until(lambda: children(server).get(name, frozen) != frozen and is_ready(server))
         assert ask(server) == 200
         log = "".join(server.lines)
-    assert f"(process {frozen}, state T) has given no sign of life" in log
+    line = f"(process {frozen}, state T) has given no sign of life"
+    assert (f"engine {line}" if name == "engine" else line) in log
 
 
 def test_all_die_with_their_supervisor(unlucky: Server) -> None:
@@ -227,7 +216,7 @@ def test_a_stop_finishes_what_runs_and_leaves_batches_to_a_snapshot(
     batch = Request("batch-1", b"\1\0\0\0", params, durable=True)
     with closing(RawClient(endpoint)) as jobs, held(text_model):
         asked = Asked(server, n=5)
-        jobs.socket.send(msgspec.msgpack.encode(batch))
+        jobs.send(batch)
         wait_until(lambda: server.metric("srm_engine_waiting_sequences") > 0)
         assert not (data / "snapshots").exists()
         server.process.send_signal(signal.SIGTERM)
