@@ -173,3 +173,15 @@ def test_what_is_not_of_a_request_is_not_gone_on_with(wrong: dict[str, Any]) -> 
     check_fits(group, right)
     with pytest.raises(AssertionError):
         check_fits(group, replace(right, **wrong))
+
+
+def test_nothing_is_kept_of_what_is_not_durable() -> None:
+    engine = engine_of(num_slots=4)
+    engine.add(request_of("low", n=9, max_tokens=30, priority=-1))
+    run(engine, 4)
+    engine.settle()
+    assert not list(engine.parked_of_all())
+    engine.add(request_of("high", [9, 8], n=4, max_tokens=5))
+    run(engine, 2)
+    engine.settle()
+    assert not list(engine.parked_of_all()), "nor of what is parked"
