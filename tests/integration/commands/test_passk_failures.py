@@ -65,7 +65,7 @@ def test_damage_and_another_runs_journal_are_named(
     assert journal.read_bytes() == b"a diary\n"
 
 
-def test_a_run_that_was_refused_goes_on_with_what_is_not(
+def test_a_refused_run_goes_on_with_other_settings(
     foreign: Foreign, url: str, folder: Path
 ) -> None:
     foreign.faults = [(400, "temperature must be at most 2")]
@@ -179,7 +179,7 @@ def test_samples_of_other_weights_are_not_added_up(
     assert "did not count the samples" in printed
 
 
-def test_what_the_server_cannot_take_is_its_own_words(server: Server, refusal: Refusal) -> None:
+def test_a_refusal_of_the_server_is_in_its_own_words(server: Server, refusal: Refusal) -> None:
     printed = refusal(url=server.url, samples=5_000)
     assert "n = 5000 of 1 prompts: this server takes at most max_waiting = 3000" in printed
 
@@ -207,7 +207,7 @@ def test_what_the_server_cannot_take_is_its_own_words(server: Server, refusal: R
         ({"input": "/nowhere.jsonl"}, "/nowhere.jsonl"),
     ],
 )
-def test_what_makes_no_run_is_refused_before_anything_is_drawn(
+def test_a_bad_setting_is_refused_before_anything_is_drawn(
     folder: Path, settings: dict[str, Any], message: str, foreign: Foreign, refusal: Refusal
 ) -> None:
     assert re.search(message, refusal(**settings))

@@ -258,9 +258,7 @@ async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(fleet: Fleet) 
 
 
 @pytest.mark.parametrize("text", range(5))
-async def test_the_process_that_changes_weights_is_killed_between_its_messages(
-    fleet: Fleet, text: int
-) -> None:
+async def test_a_client_killed_between_messages_leaves_a_version(fleet: Fleet, text: int) -> None:
     """After so many of: load to each engine, put to each."""
     for engine in fleet.engines:
         engine.process.weight_reload.lease_s = 0.5
@@ -292,7 +290,7 @@ async def test_the_process_that_changes_weights_is_killed_between_its_messages(
         await fleet.assert_serves(client)
 
 
-async def test_whoever_asked_for_weights_may_leave(fleet: Fleet) -> None:
+async def test_a_client_that_asked_for_weights_may_leave(fleet: Fleet) -> None:
     go_on = threading.Event()
     slow = fleet.engines[1]
     slow.cut(POINTS[1], lambda: go_on.wait(120))
@@ -328,7 +326,7 @@ async def test_a_drain_and_a_snapshot_in_the_middle_of_a_change(fleet: Fleet) ->
         await fleet.assert_serves(client)
 
 
-def test_staged_weights_are_dropped_once_nobody_says_that_they_are_wanted(fleet: Fleet) -> None:
+def test_staged_weights_are_dropped_once_nobody_wants_them(fleet: Fleet) -> None:
     """Though the client lives and says hello: it may have forgotten them."""
     raw = RawClient(fleet.endpoint)
     try:

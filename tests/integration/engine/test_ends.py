@@ -56,7 +56,7 @@ from tests.kit.processes.lying_engine import OF_NOBODY, STATUS, lie
 from tests.kit.serving import ROOT, wait_until
 
 
-async def test_a_failing_step_ends_the_process_and_a_client_finds_the_one_that_comes_after(
+async def test_a_client_finds_the_engine_after_a_failing_step(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
     served = serve(breaks_at(4))
@@ -260,7 +260,7 @@ async def test_an_engine_that_dies_between_any_two_messages_is_told_of_and_its_s
 
 
 @pytest.mark.parametrize("count", range(1, 6))
-def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
+def test_a_client_that_dies_anywhere_leaves_nothing_behind(
     serve: Serve, endpoint: str, make_request: MakeRequest, tmp_path: Path, count: int
 ) -> None:
     served = serve(make_engine=HeldEngine, model=tmp_path)
@@ -291,7 +291,7 @@ def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
         other.close()
 
 
-def test_an_engine_with_more_to_read_says_that_it_is_there_before_it_has_read_who_asks(
+def test_an_engine_with_much_to_read_says_that_it_is_there(
     serve: Serve, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Hello behind 80,000 requests and as many Aborts was answered after more than 10 s: all

@@ -339,7 +339,7 @@ async def test_weights_change_on_all_engines(
         assert client.fingerprints[2] == one[1]
 
 
-async def test_weights_that_one_engine_cannot_use_are_used_by_none(
+async def test_weights_that_an_engine_cannot_use_are_used_by_none(
     serve: Serve, endpoint: str, new: str
 ) -> None:
     two = serve(), serve(number=1, weights_copies="/no/such/folder/copies")
@@ -403,7 +403,7 @@ async def test_an_engine_that_missed_a_change_starts_again(
     assert one.engine.weights_version == 2
 
 
-async def test_of_two_changes_at_once_one_is_made_or_none(
+async def test_at_most_a_change_of_two_at_once_is_made(
     two: tuple[Served, Served], endpoint: str, new: str, tmp_path: Path
 ) -> None:
     folders = [new, str(seed_folder(tmp_path / "seed 4", 4))]

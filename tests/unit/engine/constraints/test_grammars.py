@@ -322,7 +322,7 @@ def hold() -> Iterator[Callable[..., Held]]:
 Hold = Callable[..., Held]
 
 
-def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client(
+def test_requests_wait_for_constraints_and_go_with_their_client(
     hold: Hold,
 ) -> None:
     held = hold()
@@ -345,7 +345,7 @@ def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client
     assert not held.start("d", constraint=sources[0])
 
 
-def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(hold: Hold) -> None:
+def test_equal_constraints_are_compiled_once_for_those_who_stay(hold: Hold) -> None:
     held = hold()
     for number in range(20):
         assert held.start(str(number), constraint=FEW)
@@ -358,7 +358,7 @@ def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(hold: Ho
     assert held.compiled() == [("mine", None)] and held.begun == [FEW]
 
 
-def test_no_more_sequences_of_a_share_wait_for_constraints_than_may_wait(hold: Hold) -> None:
+def test_waits_for_constraints_are_limited_by_share(hold: Hold) -> None:
     held = hold(5)
     held.start("a", constraint=FEW, n=3)
     with pytest.raises(Overloaded, match="3 of at most 5 sequences wait"):
@@ -373,7 +373,7 @@ def test_no_more_sequences_of_a_share_wait_for_constraints_than_may_wait(hold: H
     held.start("e", constraint=LLMatcher.grammar_from_lark("start: /b/"), n=5)
 
 
-def test_shares_have_their_constraints_compiled_in_turn_and_high_priorities_first(
+def test_shares_compile_in_turn_and_high_priorities_first(
     hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling_threads, "NUM_THREADS", 1)
@@ -399,7 +399,7 @@ def test_shares_have_their_constraints_compiled_in_turn_and_high_priorities_firs
     assert names[3:5] == ["many d", "few d"]
 
 
-def test_an_id_that_waits_is_in_use_but_for_what_is_durable(hold: Hold) -> None:
+def test_an_id_that_waits_is_in_use_unless_it_is_durable(hold: Hold) -> None:
     held = hold()
     for name, durable in (("a", False), ("b", True)):
         assert held.start(name, constraint=FEW, durable=durable)
@@ -410,7 +410,7 @@ def test_an_id_that_waits_is_in_use_but_for_what_is_durable(hold: Hold) -> None:
     assert [name for name, _ in held.compiled()] == ["a", "b", "a"]
 
 
-def test_all_that_wait_are_dropped_and_what_was_begun_is_kept(
+def test_all_that_wait_are_dropped_and_a_begun_compile_is_kept(
     hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling_threads, "NUM_THREADS", 1)

@@ -161,7 +161,7 @@ def test_a_change_that_was_given_up_is_not_bound(
     ("how", "message"),
     [("bind_weights", r"new' cannot be bound"), ("use_weights", r"new'.* cannot be put to use")],
 )
-def test_what_the_runner_cannot_have_ends_the_change_and_nothing_else(
+def test_a_fault_of_the_runner_ends_the_change_alone(
     new: Path, monkeypatch: pytest.MonkeyPatch, how: str, message: str
 ) -> None:
     engine = engine_of()
@@ -180,7 +180,7 @@ def test_what_the_runner_cannot_have_ends_the_change_and_nothing_else(
     assert swap_once(engine, new).detail["weights_version"] == 2
 
 
-def test_a_folder_on_a_disk_that_hangs_holds_up_other_changes_and_no_step(new: Path) -> None:
+def test_a_hanging_disk_holds_up_other_changes_and_no_step(new: Path) -> None:
     answers = threading.Event()
 
     def hang(folder: Path) -> Weights:
@@ -239,7 +239,7 @@ def endless(folder: Path) -> None:
         (lambda _: None, raising(ValueError("a bug")), "new' cannot be loaded: ValueError"),
     ],
 )
-def test_what_is_wrong_with_a_folder_ends_the_change_and_nothing_else(
+def test_a_fault_of_the_folder_ends_the_change_alone(
     new: Path, spoil: Callable[[Path], object], how: LoadFolder, message: str
 ) -> None:
     engine = engine_of()
