@@ -67,9 +67,8 @@ def take_snapshot(
 def test_another_engine_goes_on_and_samples_the_same(
     tmp_path: Path, steps_between: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "srm.engine.process.engine.READ_SLOTS", 3
-    )  # so that there are several parts
+    # So that there are several parts.
+    monkeypatch.setattr("srm.engine.process.engine.READ_SLOTS", 3)
     alone, second = engine_of(), engine_of()
     add(alone)
     expected = tokens(run(alone))
