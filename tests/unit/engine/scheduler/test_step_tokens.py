@@ -71,3 +71,12 @@ def calls_of_a_stop(n: int) -> int:
 def test_stopping_two_of_many_costs_what_stopping_two_of_few_does() -> None:
     calls_of_a_stop(3)  # what is done once only
     assert calls_of_a_stop(4_000) == calls_of_a_stop(4)
+
+
+@pytest.mark.parametrize("at", [0, -3])
+def test_a_cut_at_the_beginning_ends_all_samples(at: int) -> None:
+    scheduler = scheduler_of(num_slots=4)
+    scheduler.add(request_of(prompt=[5], n=9, max_tokens=9))
+    steps(scheduler, 2)
+    assert stop(scheduler, cut=at) == 9
+    assert not scheduler.has_request("a") and scheduler.table.num_free == 4
