@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from torch.nn import functional as F
 from srm.engine.config import ModelConfig
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.errors import ConfigError
-from srm.loadtest.records import ROOT
 from srm.server.text.text import Text
 from srm.training.checkpoint import load_model, save_model
 from srm.training.data import IGNORED
@@ -29,8 +26,8 @@ from srm.training.finetuning.examples import ExampleBatches, encode, in_order, w
 from srm.training.finetuning.sft import prepared, sft
 from srm.training.model import SRM
 from srm.training.pretrain import CHAT_TEMPLATE
-from srm.training.schedule import Schedule
 from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID, train_tokenizer
+from tests.unit.training.conftest import StopAt, assert_same_run, run_on_two
 
 PAIRS = [{"prompt": f"{a} + {b} =", "completion": f" {a + b}"} for a in range(8) for b in range(8)]
 CHAT = [
@@ -40,6 +37,9 @@ CHAT = [
     {"role": "user", "content": "And 2 + 2?"},
     {"role": "assistant", "content": "4 é"},
 ]
+
+
+CLOWN, TOOL = ({"role": role, "content": "x"} for role in ("clown", "tool"))
 
 
 @pytest.fixture(scope="session")
@@ -109,9 +109,8 @@ def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
         assert text.spell(trained.to(torch.int32).numpy().tobytes()).decode() == wanted
     length = len(pair.ids)
     assert inputs[1, : length - 1].tolist() == pair.ids[:-1].tolist()
-    assert (targets[1, length - 2 :] == IGNORED).tolist() == [False] + [True] * (
-        targets.shape[1] - length + 1
-    )
+    is_ignored = (targets[1, length - 2 :] == IGNORED).tolist()
+    assert not is_ignored[0] and all(is_ignored[1:]) and len(is_ignored) > 1
 
 
 @pytest.mark.parametrize(
@@ -126,12 +125,12 @@ def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
         ({"messages": CHAT[:2]}, r":2: the last of messages must be assistant's, got user"),
         ({"messages": [{"role": "", "content": "x"}]}, r":2: messages\[0\] must be an object"),
         (
-            {"messages": [{"role": "clown", "content": "x"}, *CHAT[-1:]]},
+            {"messages": [CLOWN, *CHAT[-1:]]},
             r":2: messages\[0\]: role must be .* names; got 'clown'",
         ),
         ({"messages": CHAT, "tools": [{"type": "function"}]}, r":2: tools must be absent"),
         (
-            {"messages": [{"role": "tool", "content": "x"}, *CHAT[-1:]]},
+            {"messages": [TOOL, *CHAT[-1:]]},
             r":2: the chat template: this model knows questions and answers, no messages of tool",
         ),
     ],
@@ -230,9 +229,8 @@ def test_only_completions_are_trained_on(base: Path, tmp_path: Path) -> None:
     picked = [-result[row, at, targets[row, at]] for row, at in (targets != IGNORED).nonzero()]
     assert losses.steps[0] == pytest.approx(float(torch.stack(picked).mean()), rel=1e-5)
     assert sum(losses.steps[-8:]) < 0.3 * sum(losses.steps[:8])
-    assert [done for done, _ in losses.evaluations] == [8 * (epoch + 1) for epoch in range(19)] + [
-        len(losses.steps)
-    ]
+    evaluated = [done for done, _ in losses.evaluations]
+    assert evaluated == [*range(8, 8 * 20, 8), len(losses.steps)]
     new = load_checkpoint(config.output)
     assert new.config == load_model(base).config and Text(config.output).has_tokenizer
     assert (config.output / "chat_template.jinja").read_text() == CHAT_TEMPLATE
@@ -258,7 +256,7 @@ def test_the_weights_of_least_evaluation_loss_are_the_model(base: Path, tmp_path
 
 
 def test_a_resumed_run_has_the_best_weights_of_before(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, tmp_path: Path, stop_at: StopAt
 ) -> None:
     others = [{**row, "completion": "?!?!?!"} for row in PAIRS[20:30]]
     wrong = lines(tmp_path / "wrong.jsonl", *others)
@@ -269,17 +267,8 @@ def test_a_resumed_run_has_the_best_weights_of_before(
     assert best < 15, "what is kept must be older than where the run stops"
     halves = settings(base, tmp_path / "halves", *PAIRS[20:60], evaluate_every=5, **changes,
                       save_every=4)  # fmt: skip
-    reached = Schedule.rate
-
-    def stop_later(schedule: Schedule, step: int) -> float:
-        if step == 18:
-            raise KeyboardInterrupt
-        return reached(schedule, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Schedule, "rate", stop_later)
-        with pytest.raises(KeyboardInterrupt):
-            sft(halves)
+    with stop_at(18), pytest.raises(KeyboardInterrupt):
+        sft(halves)
     assert sft(halves) == expected
     for name in ("model.safetensors", "losses.json", "evaluation_losses.json"):
         assert (halves.output / name).read_bytes() == (whole.output / name).read_bytes()
@@ -295,20 +284,16 @@ def test_two_processes_have_the_losses_and_the_best_weights_of_one(
 ) -> None:
     config = settings(base, tmp_path, *PAIRS[:43], epochs=2, micro_batches=2, evaluate_every=3)
     expected = sft(config)
-    flags = {"epochs": 2, "batch_rows": 8, "micro_batches": 2, "evaluate_every": 3, "threads": 1,
-             "precision": "float32", "shard": "true", "model": base, "train": config.train[0],
-             "output": tmp_path / "two"}  # fmt: skip
-    start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, "-m", *start, "-m", "srm", "train", "sft"]
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    subprocess.run([*command, *given], check=True, cwd=ROOT)
-    losses = msgspec.json.decode((tmp_path / "two" / "losses.json").read_bytes())
-    assert losses == pytest.approx(expected.steps, rel=1e-5)
-    decoded = msgspec.json.decode((tmp_path / "two" / "evaluation_losses.json").read_bytes())
-    assert dict(decoded) == pytest.approx(dict(expected.evaluations), rel=1e-5)
-    one, two = (load_model(folder).state_dict() for folder in (config.output, tmp_path / "two"))
-    for name, tensor in one.items():
-        assert torch.allclose(two[name], tensor, rtol=1e-2, atol=1e-4), name  # stored in bfloat16
+    flags: dict[str, Any] = {"epochs": 2, "batch_rows": 8, "micro_batches": 2, "evaluate_every": 3}
+    flags |= {
+        "threads": 1,
+        "precision": "float32",
+        "shard": "true",
+        "model": base,
+        "train": config.train[0],
+    }
+    run_on_two("sft", tmp_path / "two", **flags)
+    assert_same_run(expected, config.output, tmp_path / "two")
 
 
 def test_rows_left_out_are_counted_in_a_message(
@@ -325,10 +310,7 @@ def test_settings_that_cannot_be_met_are_refused(base: Path, tmp_path: Path) -> 
     for changes, message in (
         ({"train": ()}, r"train must be files \.jsonl or \.parquet, got none"),
         ({"output": base}, "output must be another folder than model"),
-        (
-            {"batch_rows": 10**6},
-            r"batch_rows must be at most epochs = 1 times the \d+ rows of train",
-        ),
+        ({"batch_rows": 10**6}, r"batch_rows must be at most epochs = 1 times the \d+ rows of"),
         ({"micro_batches": 3}, "batch_rows must be a multiple of micro_batches = 3 times the 1"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,21 @@ from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 from srm.training.__main__ import main
 from srm.training.pretrain import pretrain
-from srm.training.problems.drawn import problems
 from srm.training.processes import stop_asked
-from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
 from srm.training.text.tokenizer import TokenizerConfig, make_tokenizer
 from srm.training.text.whole_files import is_sealed, seal
+from tests.unit.training.conftest import StopAt, tiny_run
+from tests.unit.training.test_stopped_runs import assert_served
 
 KILLED = """
 import signal, sys
 from pathlib import Path
 from tests.unit.training.test_interrupted_runs import config
-from srm.training import loop
+from srm.training import checkpoint, loop
 from srm.training.pretrain import pretrain
 
-rate, save = loop.Schedule.rate, loop.torch.save
-saves = 0
+rate, calls = loop.Schedule.rate, 0
 
 def reached():
     print("reached", flush=True)
@@ -43,18 +41,23 @@ def rate_of(schedule, step):
         reached()
     return rate(schedule, step)
 
-def half_saved(run, path):
-    global saves
-    save(run, path)
-    saves += 1
-    if saves == 2:
-        path.write_bytes(path.read_bytes()[:1000])
-        reached()
+def half_saved(save, last):
+    def saved(content, path, **more):
+        global calls
+        save(content, path, **more)
+        calls += 1
+        if calls == last:
+            path.write_bytes(path.read_bytes()[:100])
+            reached()
+    return saved
 
-if sys.argv[1] == "in a step":
-    loop.Schedule.rate = rate_of
-else:
-    loop.torch.save = half_saved
+match sys.argv[1]:
+    case "in a step":
+        loop.Schedule.rate = rate_of
+    case "in a save":
+        loop.torch.save = half_saved(loop.torch.save, 2)
+    case "in a model's save":
+        checkpoint.save_file = half_saved(checkpoint.save_file, 3)  # the first is before any save
 pretrain(config(Path(sys.argv[2]), Path(sys.argv[3])))
 """
 """Is told where to stop; says so when it is there, and waits to be killed."""
@@ -62,18 +65,10 @@ pretrain(config(Path(sys.argv[2]), Path(sys.argv[3])))
 
 def config(texts: Path, output: Path) -> PretrainConfig:
     """Ten steps on texts, saved at every third, with evaluations between."""
-    return PretrainConfig(
-        output=output, texts=(texts,), d_model=16, num_layers=2, num_heads=2, n_ctx=32, steps=10,
-        batch_tokens=128, warmup_steps=2, max_vocab_size=300, threads=1, save_every=3,
-        evaluate_every=4, evaluation_share=0.1,
+    return tiny_run(
+        texts, output, num_layers=2, steps=10, batch_tokens=128, warmup_steps=2, save_every=3,
+        max_vocab_size=300, evaluate_every=4, evaluation_share=0.1, precision="auto",
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "texts.txt"
-    path.write_text("\n".join(p.prompt + p.solution for p in islice(problems("train", 0), 60)))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +79,9 @@ def undisturbed(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("place", "saved"), [("in a step", 6), ("in a save", 3)])
+@pytest.mark.parametrize(
+    ("place", "saved"), [("in a step", 6), ("in a save", 3), ("in a model's save", 3)]
+)
 def test_a_killed_run_goes_on_to_the_same_bits(
     place: str, saved: int, texts: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +97,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
             run.kill()
     loaded = torch.load(tmp_path / "run.pt", weights_only=True)
     assert len(loaded["losses"]["steps"]) == saved
+    assert_served(tmp_path)
     pretrain(config(texts, tmp_path))
     for name in ("model.safetensors", "losses.json", "evaluation_losses.json", "loss.svg"):
         assert (tmp_path / name).read_bytes() == (undisturbed / name).read_bytes(), name
@@ -123,7 +121,9 @@ def test_a_flipped_bit_is_noticed_and_its_file_named(
             changed = bytearray(sound)
             changed[place // 8] ^= 1 << place % 8
             path.write_bytes(changed)
-            with pytest.raises(ConfigError, match=rf"{path} is damaged, as its SHA-256 says"):
+            with pytest.raises(
+                ConfigError, match=rf"{path} is damaged, as its SHA-256 says: remove it"
+            ):
                 pretrain(config(texts, undisturbed))
     finally:
         path.write_bytes(sound)
@@ -140,28 +140,22 @@ def test_a_seal_is_of_what_stands_before_it(tmp_path: Path, content: bytes) -> N
     assert not is_sealed(path)
 
 
-def test_a_folder_that_cannot_be_written_is_named(texts: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_named(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"output: .*texts\.txt/run: Not a directory"):
         pretrain(config(texts, texts / "run"))
+    (tmp_path / "loss.svg").mkdir()
+    with pytest.raises(ConfigError, match=r"loss\.svg cannot be written: Is a directory"):
+        pretrain(structs.replace(config(texts, tmp_path), steps=1))
 
 
 def test_events_for_tensorboard_are_those_of_the_run(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Path, tmp_path: Path, stop_at: StopAt
 ) -> None:
     """Steps that a killed run made after its last save are shown once."""
     read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     settings = structs.replace(config(texts, tmp_path), tensorboard=True)
-    rate = Schedule.rate
-
-    def stop_at_eight(schedule: Schedule, step: int) -> float:
-        if step == 7:
-            raise KeyboardInterrupt
-        return rate(schedule, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Schedule, "rate", stop_at_eight)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(settings)
+    with stop_at(7), pytest.raises(KeyboardInterrupt):
+        pretrain(settings)
     losses = pretrain(settings)
     events = read.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     for name, wanted in (
@@ -184,12 +178,6 @@ def test_events_without_the_package_are_refused_before_any_work(
     with pytest.raises(ConfigError, match="tensorboard = true needs the package tensorboard: pip"):
         pretrain(settings)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_picture_that_cannot_be_written_is_named(texts: Path, tmp_path: Path) -> None:
-    (tmp_path / "loss.svg").mkdir()
-    with pytest.raises(ConfigError, match=r"loss\.svg cannot be written: Is a directory"):
-        pretrain(structs.replace(config(texts, tmp_path), steps=1))
 
 
 def test_a_tokenizer_of_other_texts_is_not_taken_for_that_of_a_new_run(
@@ -235,7 +223,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_keeps_what_was_there(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_told_to_stop_is_saved_first(
-    texts: Path, undisturbed: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch,
+    texts: Path, undisturbed: Path, tmp_path: Path, number: int, stop_at: StopAt,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     settings = config(texts, tmp_path)
@@ -243,17 +231,8 @@ def test_a_run_that_is_told_to_stop_is_saved_first(
     flags = [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names.split()]
     flags += ["--save-every=100", "--evaluate-every=4", "--evaluation-share=0.1", "--threads=1"]
     command = ["train", "pretrain", f"--texts={texts}", f"--output={tmp_path}", *flags]
-    rate, handlers = Schedule.rate, [signal.getsignal(signal.SIGTERM), signal.getsignal(2)]
-
-    left = [number]
-
-    def signalled(schedule: Schedule, step: int) -> float:
-        if step == 4 and left:
-            signal.raise_signal(left.pop())
-        return rate(schedule, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Schedule, "rate", signalled)
+    handlers = [signal.getsignal(signal.SIGTERM), signal.getsignal(2)]
+    with stop_at(4, number):
         assert main(command) == 130
     assert "interrupted; the same command goes on from the last save" in capsys.readouterr().err
     assert len(torch.load(tmp_path / "run.pt", weights_only=True)["losses"]["steps"]) == 5

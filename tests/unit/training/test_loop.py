@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from srm.engine.config import ModelConfig
 from srm.errors import ConfigError
@@ -22,6 +21,7 @@ from srm.training.precision import choose_precision
 from srm.training.processes import Processes, processes
 from srm.training.schedule import ParameterGroup, Schedule, parameter_groups
 from srm.training.settings import Precision
+from tests.unit.training.conftest import Ids
 
 SCHEDULE = Schedule(
     4, 0.01, 1, weight_decay=0.5, save_every=2, precision="float32", decay_rate_scale=0.1
@@ -33,12 +33,6 @@ def forgotten() -> Iterator[None]:
     choose_precision.cache_clear()
     yield
     choose_precision.cache_clear()
-
-
-class RandomIds:
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        ids = torch.randint(0, 5, (2, 9), generator=torch.Generator().manual_seed(index))
-        return ids[:, :-1], ids[:, 1:]
 
 
 def names(model: LanguageModel) -> list[tuple[set[str], float, float]]:
@@ -67,11 +61,8 @@ def test_weight_decay_pulled_at_norms_biases_and_mixers(mixer: Any) -> None:
 
 
 def test_models_without_decay_have_no_such_group() -> None:
-    groups = names(
-        Mamba2(
-            Mamba2Shape(d_model=8, num_layers=1, num_heads=2, num_groups=2, d_state=4, vocab_size=5)
-        )
-    )
+    sizes = {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_state": 4, "vocab_size": 5}
+    groups = names(Mamba2(Mamba2Shape(num_groups=2, **sizes)))
     assert [scale for _, scale, _ in groups] == [1.0, 1.0]
 
 
@@ -86,7 +77,7 @@ def moved(schedule: Schedule, folder: Path) -> tuple[float, str]:
     folder.mkdir()
     with processes("cpu") as own:
         run = Run(model, schedule, folder, own, {})
-        run.train(RandomIds(), [])
+        run.train(Ids(), [])
     ends = [v for name, v in run.weights().items() if name.endswith("decay_value")]
     return float((torch.cat(ends) - 0.95).abs().max()), run.decays
 

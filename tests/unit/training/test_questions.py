@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -123,9 +122,7 @@ def test_names_a_reward_that_is_none(name: str, message: str) -> None:
         load_reward(name)
 
 
-def test_a_reward_that_ends_the_program_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reward failed for 'abc': SystemExit\(0\)"):
-        rewarded(lambda text, one: sys.exit(0), "abc", question("1"))
+def test_a_reward_file_that_ends_the_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(ConfigError, match="cannot be imported: SystemExit"):
         load_reward(f"{tmp_path}/ends.py:f")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from srm.training.pretrain import pretrain
 from srm.training.settings import MAY_CHANGE, PretrainConfig
 from srm.training.text.tokenizer import train_tokenizer
 from srm.training.text.whole_files import seal
+from tests.unit.training.conftest import tiny_run, write_numbers
 
 ADDED = {"weight_decay", "clip_norm", "max_vocab_size", "evaluation_share"}
 """Runs that earlier versions saved lack these settings."""
@@ -29,12 +29,8 @@ ADDED = {"weight_decay", "clip_norm", "max_vocab_size", "evaluation_share"}
 @pytest.fixture
 def config(tmp_path: Path) -> PretrainConfig:
     """Settings of a run of two steps on texts, which is there."""
-    (tmp_path / "texts.txt").write_text("".join(f"{n} and {n} is {2 * n}. " for n in range(300)))
-    made = PretrainConfig(
-        output=tmp_path / "run", texts=(tmp_path / "texts.txt",), d_model=16, num_layers=1,
-        num_heads=2, n_ctx=32, batch_tokens=64, warmup_steps=1, max_vocab_size=280, threads=1,
-        steps=2, evaluate_every=2, evaluation_share=0.1, precision="float32",
-    )  # fmt: skip
+    evaluated = {"evaluate_every": 2, "evaluation_share": 0.1}
+    made = tiny_run(write_numbers(tmp_path), tmp_path / "run", steps=2, **evaluated)
     pretrain(made)
     return made
 
@@ -128,8 +124,7 @@ def test_fine_tuning_and_rewards_keep_their_settings(
 ) -> None:
     """And the run of another command is never taken for theirs."""
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"{n}?", "answer": "1"}) + "\n"
-                            for n in range(6)))  # fmt: skip
+    rows.write_text(6 * '{"question": "1?", "answer": "1"}\n')
     tuned = SFTConfig(model=config.output, output=tmp_path / "sft", train=(rows,), epochs=1,
                       batch_rows=5, threads=1)  # fmt: skip
     sft(tuned)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import resource
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from srm.training.instruments.record import LogLine, Sample
 from srm.training.loop import Run
 from srm.training.model import SRM
 from srm.training.pretrain import pretrain
-from srm.training.problems.drawn import problems
 from srm.training.processes import processes
 from srm.training.schedule import Schedule, count_factors
 from srm.training.settings import PretrainConfig
+from tests.unit.training.conftest import StopAt, tiny_run
 
 EACH_STEP = {
     *("loss", "learning rate", "gradient norm", "tokens per second", "FLOP per second"),
@@ -38,19 +37,12 @@ EACH_STEP = {
 EACH_SAVE = {"least λ", "largest λ", "least α", "largest α"}
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "texts.txt"
-    path.write_text("\n".join(p.prompt + p.solution for p in islice(problems("train", 0), 60)))
-    return path
-
-
-def config(texts: Path, output: Path) -> PretrainConfig:
-    return PretrainConfig(
-        output=output, texts=(texts,), d_model=16, num_layers=1, num_heads=2, n_ctx=32, steps=10,
-        batch_tokens=128, warmup_steps=2, max_vocab_size=300, threads=1, save_every=3,
-        keep_every=4, evaluate_every=5, evaluation_share=0.1, precision="float32",
+def config(texts: Path, output: Path, **changes: Any) -> PretrainConfig:
+    made = tiny_run(
+        texts, output, steps=10, batch_tokens=128, warmup_steps=2, max_vocab_size=300,
+        save_every=3, keep_every=4, evaluate_every=5, evaluation_share=0.1,
     )  # fmt: skip
+    return structs.replace(made, **changes)
 
 
 def values(folder: Path) -> dict[str, dict[int, float | None]]:
@@ -64,20 +56,11 @@ def values(folder: Path) -> dict[str, dict[int, float | None]]:
 
 
 def test_a_log_has_each_update_once_and_what_was_seen_at_saves(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Path, tmp_path: Path, stop_at: StopAt
 ) -> None:
     """Also of a run that was cut off after an update that it had not saved."""
-    rate = Schedule.rate
-
-    def stop_at_eight(schedule: Schedule, step: int) -> float:
-        if step == 8:
-            raise KeyboardInterrupt
-        return rate(schedule, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Schedule, "rate", stop_at_eight)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(config(texts, tmp_path))
+    with stop_at(8), pytest.raises(KeyboardInterrupt):
+        pretrain(config(texts, tmp_path))
     with (tmp_path / LOG).open("ab") as file:
         file.write(b'{"step":8,"valu')
     losses = pretrain(config(texts, tmp_path))
@@ -99,7 +82,7 @@ def test_a_log_has_each_update_once_and_what_was_seen_at_saves(
 def test_models_are_kept_on_the_way(texts: Path, tmp_path: Path) -> None:
     """And neither these nor samples change what is learned."""
     pretrain(config(texts, tmp_path / "kept"))
-    pretrain(structs.replace(config(texts, tmp_path / "plain"), keep_every=0, save_every=100))
+    pretrain(config(texts, tmp_path / "plain", keep_every=0, save_every=100))
     assert not [*(tmp_path / "plain").glob("step-*")]
     folders = sorted((tmp_path / "kept").glob("step-*"))
     assert [folder.name for folder in folders] == ["step-4", "step-8"]
@@ -108,14 +91,13 @@ def test_models_are_kept_on_the_way(texts: Path, tmp_path: Path) -> None:
     assert read_model(tmp_path / "kept").fingerprint == read_model(tmp_path / "plain").fingerprint
     for folder in folders:
         assert (folder / "tokenizer.json").read_bytes()
-    shorter = structs.replace(config(texts, tmp_path / "again"), learning_rate=0.0, keep_every=1)
-    pretrain(structs.replace(shorter, steps=1))
+    pretrain(config(texts, tmp_path / "again", learning_rate=0.0, keep_every=1, steps=1))
     again = read_model(tmp_path / "again" / "step-1")
     assert again.fingerprint == read_model(tmp_path / "again").fingerprint
 
 
 def test_fine_tuning_has_the_same_instruments(texts: Path, tmp_path: Path) -> None:
-    pretrain(structs.replace(config(texts, tmp_path / "base"), steps=1))
+    pretrain(config(texts, tmp_path / "base", steps=1))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "one", "completion": "two"}\n' * 20)
     rows = (tmp_path / "rows.jsonl",)
     sft(SFTConfig(model=tmp_path / "base", output=tmp_path / "run", train=rows, epochs=1,
@@ -183,11 +165,8 @@ def test_a_page_needs_nothing_else_and_shows_texts_as_they_are(tmp_path: Path) -
     paths = re.findall(r'd="M([^"]+) l0,0"', page)
     assert sorted(len(path.split(" L")) for path in paths) == [1, 1, 286, 286]
     assert page.index("text 29") < page.index("text 10") and "text 9<" not in page
-
-
-def test_an_empty_page_is_one_too(tmp_path: Path) -> None:
-    write_page("run", [], tmp_path / "page.html")
-    assert "After 0 updates" in (tmp_path / "page.html").read_text()
+    write_page("run", [], tmp_path / "empty.html")
+    assert "After 0 updates" in (tmp_path / "empty.html").read_text()
 
 
 def test_values_that_are_no_numbers_are_none(tmp_path: Path) -> None:
@@ -196,6 +175,4 @@ def test_values_that_are_no_numbers_are_none(tmp_path: Path) -> None:
     log.flush(is_last=True)
     (line,) = read_log(tmp_path / LOG)
     assert line == LogLine(1, {"gradient norm": None})
-    assert msgspec.json.decode((tmp_path / LOG).read_bytes()) == {
-        "step": 1, "values": {"gradient norm": None},
-    }  # fmt: skip
+    assert msgspec.json.decode((tmp_path / LOG).read_bytes())["values"] == {"gradient norm": None}

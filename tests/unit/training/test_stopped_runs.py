@@ -8,8 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -27,7 +25,6 @@ from srm.engine.config import ModelConfig
 from srm.engine.weights.checkpoint import load_checkpoint, read_model
 from srm.engine.weights.convert import convert
 from srm.errors import ConfigError
-from srm.loadtest.records import ROOT
 from srm.server.text.text import Text
 from srm.settings import build
 from srm.training import checkpoint, loop
@@ -42,6 +39,7 @@ from srm.training.pretrain import pretrain
 from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
+from tests.unit.training.conftest import Ids, StopAt, tiny_run, write_numbers
 
 NAMES = ("config.json", "model.safetensors", "tokenizer.json")
 Train = Callable[..., Any]
@@ -52,15 +50,7 @@ class Killed(BaseException):
 
 
 def pretraining(folder: Path, **changes: Any) -> PretrainConfig:
-    if not (folder / "texts.txt").exists():  # its time says which it is
-        words = "".join(f"{n} and {n} is {2 * n}. " for n in range(300))
-        (folder / "texts.txt").write_text(words)
-    made = PretrainConfig(
-        output=folder / "pretrain", texts=(folder / "texts.txt",), d_model=16, num_layers=1,
-        num_heads=2, n_ctx=32, batch_tokens=64, warmup_steps=1, max_vocab_size=280, threads=1,
-        steps=4, evaluate_every=0, precision="float32",
-    )  # fmt: skip
-    return structs.replace(made, **changes)
+    return tiny_run(write_numbers(folder), folder / "pretrain", **changes)
 
 
 @pytest.fixture(scope="module")
@@ -76,25 +66,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(name: str, base: Path, folder: Path) -> tuple[Path, Train]:
     """The output of a trainer, and what trains for a few updates, settings changed."""
     output, rows = folder / name, (base / "rows.jsonl",)
-    started: dict[str, Any] = {
-        "model": base / "pretrain",
-        "output": output,
-        "train": rows,
-        "threads": 1,
-    }
     if name == "pretrain":
         return output, lambda **changes: pretrain(pretraining(folder, **changes))
+    started: dict[str, Any] = {"model": base / "pretrain", "output": output, "train": rows}
+    started["threads"] = 1
     if name == "sft":
         return output, lambda **changes: sft(SFTConfig(**started, batch_rows=3, **changes))
-    small: dict[str, Any] = {
-        "questions": 1,
-        "rollouts": 2,
-        "group_size": 2,
-        "max_tokens": 2,
-        "steps": 4,
-    }
-    small |= {"sampler": "torch", "evaluate_every": 0, "kl_weight": 0.0}
-    return output, lambda **changes: grpo(build(GRPOConfig, started | small | changes))
+    started |= {
+        "questions": 1, "rollouts": 2, "group_size": 2, "max_tokens": 2, "steps": 4,
+        "sampler": "torch", "evaluate_every": 0, "kl_weight": 0.0,
+    }  # fmt: skip
+    return output, lambda **changes: grpo(build(GRPOConfig, started | changes))
 
 
 def count_updates(folder: Path) -> int:
@@ -108,62 +90,25 @@ def assert_served(folder: Path, like: Path | None = None) -> None:
     assert Text(folder).has_tokenizer
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, None], ids=str)
-@pytest.mark.parametrize("name", ["pretrain", "sft", "grpo"])
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        *(("pretrain", signal.SIGTERM), ("sft", signal.SIGTERM), ("grpo", signal.SIGINT)),
+        *(("pretrain", Killed), ("sft", Killed), ("grpo", Killed)),
+    ],
+)
 def test_a_stop_after_one_step_leaves_a_model(
-    name: str, how: int | None, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, by: Any, base: Path, tmp_path: Path, stop_at: StopAt
 ) -> None:
-    """None is a kill, which nothing is saved for."""
+    """A signal and a kill, which nothing is saved for."""
     output, train = trainer(name, base, tmp_path)
-    rate = Schedule.rate
-
-    def stop(schedule: Schedule, step: float) -> float:
-        if step == 1 and how is None:
-            raise Killed
-        if step == 1 and how is not None:
-            signal.raise_signal(how)
-        return rate(schedule, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Schedule, "rate", stop)
-        with pytest.raises(Killed if how is None else KeyboardInterrupt):
-            train()
-    assert (output / "run.pt").exists() == (how is not None)
+    with stop_at(1, by), pytest.raises(Killed if by is Killed else KeyboardInterrupt):
+        train()
+    assert (output / "run.pt").exists() == (by is not Killed)
     assert_served(output)
     train()
     assert_served(output)
     assert count_updates(output) >= 4
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from tests.unit.training.test_stopped_runs import pretraining
-from srm.training import checkpoint
-from srm.training.pretrain import pretrain
-
-save, saves = checkpoint.save_file, 0
-
-def half_saved(tensors, path, metadata):
-    global saves
-    save(tensors, path, metadata)
-    saves += 1
-    if saves == 3:
-        path.write_bytes(path.read_bytes()[:100])
-        os.kill(os.getpid(), 9)
-
-checkpoint.save_file = half_saved
-pretrain(pretraining(Path(sys.argv[1]), save_every=1))
-"""
-
-
-def test_a_kill_in_a_save_leaves_the_model_before(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
-    assert_served(tmp_path / "pretrain")
-    assert count_updates(tmp_path / "pretrain") == 2
-    pretrain(pretraining(tmp_path))
-    assert_served(tmp_path / "pretrain")
 
 
 @pytest.mark.parametrize("name", ["pretrain", "sft", "grpo"])
@@ -208,17 +153,6 @@ def test_a_run_that_made_its_steps_has_its_time_left(tmp_path: Path) -> None:
     for steps in (2, 4):
         pretrain(pretraining(tmp_path, steps=steps, minutes=60.0))
         assert count_updates(tmp_path / "pretrain") == steps
-
-
-class Ids:
-    """Batches that take a second of a clock each."""
-
-    now = 0.0
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.now += 1
-        ids = torch.randint(0, 5, (2, 9), generator=torch.Generator().manual_seed(index))
-        return ids[:, :-1], ids[:, 1:]
 
 
 def small_run(folder: Path, batches: Ids, **changes: Any) -> Run:
@@ -350,14 +284,11 @@ def test_converts_the_state_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert_served(tmp_path / "made")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_says_that_it_stopped_before_the_first_step(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(*_: object) -> None:
-        signal.raise_signal(number)
-
-    monkeypatch.setattr("srm.training.pretrain._tokenizer", stop)
+    stop = partial(signal.raise_signal, signal.SIGTERM)
+    monkeypatch.setattr("srm.training.pretrain._tokenizer", lambda *_: stop())
     before = signal.getsignal(signal.SIGTERM)
     assert main(["train", "pretrain", f"--output={tmp_path}"]) == 130
     assert "interrupted; the same command goes on from the last save" in capsys.readouterr().err
@@ -392,12 +323,14 @@ def test_a_folder_never_has_files_of_two_models(
     assert seen[0] == before
 
 
+COUNTDOWN: dict[str, Any] = {"texts": (), "n_ctx": 64, "problems": "countdown"}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"tokenizer": "models/demo"}, "has a model of another one than models/demo"),
-        ({"texts": (), "problems": "countdown", "n_ctx": 64}, "than that of countdown"),
-        ({"max_vocab_size": 262}, "is another one than these texts"),
+        (COUNTDOWN, "than that of countdown"),
     ],
 )
 def test_a_tokenizer_is_not_put_beside_another_model(
@@ -413,8 +346,7 @@ def test_a_tokenizer_is_not_put_beside_another_model(
 def with_workers(folder: Path, workers: int) -> list[float]:
     """Losses of a run whose batches that many processes make."""
     folder.mkdir()
-    puzzles: dict[str, Any] = {"texts": (), "n_ctx": 64, "problems": "countdown"}
-    return pretrain(pretraining(folder, data_workers=workers, **puzzles)).steps
+    return pretrain(pretraining(folder, data_workers=workers, **COUNTDOWN)).steps
 
 
 def test_workers_make_the_same_batches(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from srm.errors import ConfigError
 from srm.training.pretrain import pretrain
-from srm.training.settings import PretrainConfig
 from srm.training.text.documents import documents
 from srm.training.text.mixed_batches import MixedBatches
 from srm.training.text.packed_batches import PackedBatches, _document_windows
@@ -31,6 +29,7 @@ from srm.training.text.tokenizer import (
     make_tokenizer,
     train_tokenizer,
 )
+from tests.unit.training.conftest import tiny_run
 
 TEXTS = ["First – naïve.", "Second\nof two lines", "数 third"]
 
@@ -60,22 +59,11 @@ def test_documents_come_from_all_kinds_of_files_in_order(folder: Path) -> None:
 
 def test_a_file_name_need_not_be_unicode(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("\n".join(20 * TEXTS))
-    made = pretrain(
-        PretrainConfig(
-            output=tmp_path / "run", texts=(tmp_path,), suffix=".txt", d_model=16, num_layers=1,
-            num_heads=2, n_ctx=8, steps=1, batch_tokens=16, warmup_steps=1, max_vocab_size=300,
-            threads=1, evaluate_every=0, precision="float32",
-        )
-    )  # fmt: skip
-    assert len(made.steps) == 1
-    (tmp_path / "run" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    config = tiny_run(tmp_path, tmp_path / "run", suffix=".txt", n_ctx=8, steps=1, batch_tokens=16)
+    assert len(pretrain(config).steps) == 1
+    moved = (tmp_path / "run" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match=r"run.pt has no tokenizer.json beside it: put it back"):
-        pretrain(
-            PretrainConfig(
-                output=tmp_path / "run", texts=(tmp_path,), suffix=".txt",
-                tokenizer=str(tmp_path / "tokenizer.json"),
-            )
-        )  # fmt: skip
+        pretrain(msgspec.structs.replace(config, tokenizer=str(moved)))
 
 
 @pytest.mark.parametrize(
@@ -120,12 +108,9 @@ def test_a_text_in_parts_has_the_tokens_it_has_whole(
 @pytest.mark.parametrize("added", ["<|begin_of_text|> $A", "$A <|end_of_text|>", "$A"])
 @pytest.mark.parametrize("puts_space", [False, True])
 def test_a_long_line_had_other_tokens_in_parts_and_an_end_token_within(
-    tmp_path: Path,
-    tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    added: str,
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, added: str,
     puts_space: bool,
-) -> None:
+) -> None:  # fmt: skip
     special = [("<|begin_of_text|>", BEGIN_ID), ("<|end_of_text|>", END_ID)]
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=puts_space)
     tokenizer.post_processor = processors.TemplateProcessing(added, special_tokens=special)
@@ -225,16 +210,14 @@ def test_texts_without_a_token_are_refused(tmp_path: Path, tokenizer: Tokenizer)
         token_file(tmp_path / "tokens", "one", lambda: [], tokenizer, END_ID)
 
 
-def test_no_tokenizer_is_made_of_no_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").touch()
-    (tmp_path / "b.jsonl").write_text('{"text": ""}\n')
-    config = TokenizerConfig(texts=(tmp_path,), output=tmp_path / "t.json")
-    with pytest.raises(ConfigError, match=f"texts: there is no text in {tmp_path}"):
+def test_a_tokenizer_is_made_of_texts(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "empty" / "a.txt").touch()
+    (folder / "empty" / "b.jsonl").write_text('{"text": ""}\n')
+    config = TokenizerConfig(texts=(folder / "empty",), output=folder / "t.json")
+    with pytest.raises(ConfigError, match=f"texts: there is no text in {folder / 'empty'}"):
         make_tokenizer(config)
     assert not config.output.exists()
-
-
-def test_a_tokenizer_is_made_of_texts(folder: Path) -> None:
     config = TokenizerConfig(texts=(folder,), max_vocab_size=260, output=folder / "new" / "t.json")
     assert make_tokenizer(config).get_vocab_size() == 260
     assert Tokenizer.from_file(str(config.output)).encode("é").ids[0] == BEGIN_ID
@@ -259,23 +242,19 @@ def test_no_tokenizer_replaces_a_text_it_is_made_of(folder: Path) -> None:
 
 
 def test_an_epoch_has_each_window_once_and_the_next_another_order() -> None:
-    batches = PackedBatches(np.arange(1001, dtype=np.uint16), rows=4, length=10, seed=3)
+    """A batch depends on seed and index alone."""
+    ids = np.arange(1001, dtype=np.uint16)
+    batches, same, other = (PackedBatches(ids, rows=4, length=10, seed=seed) for seed in (3, 3, 4))
     assert len(batches) == 25
-    begins = [int(row[0]) for index in range(50) for row in batches[index][0]]
+    drawn = [batches[index] for index in range(50)]
+    assert all(inputs.shape == (4, 10) for inputs, _ in drawn)
+    assert all(bool((targets == inputs + 1).all()) for inputs, targets in drawn)
+    begins = [int(row[0]) for inputs, _ in drawn for row in inputs]
     assert sorted(begins[:100]) == sorted(begins[100:]) == list(range(0, 1000, 10))
     assert begins[:100] != begins[100:]
-    inputs, targets = batches[7]
-    assert inputs.shape == (4, 10) and bool((targets == inputs + 1).all())
-
-
-def test_a_batch_depends_on_seed_and_index_alone() -> None:
-    ids = np.arange(1001, dtype=np.uint16)
-    first, same, other = (PackedBatches(ids, rows=4, length=10, seed=seed) for seed in (3, 3, 4))
-    expected = [first[index][0].tolist() for index in range(30)]
-    assert [same[index][0].tolist() for index in reversed(range(30))] == expected[::-1]
-    assert Counter(map(str, expected)) != Counter(
-        str(other[index][0].tolist()) for index in range(30)
-    )
+    expected = [inputs.tolist() for inputs, _ in drawn]
+    assert [same[index][0].tolist() for index in reversed(range(50))] == expected[::-1]
+    assert all(other[index][0].tolist() not in expected for index in range(50))
 
 
 def test_windows_may_begin_with_documents() -> None:

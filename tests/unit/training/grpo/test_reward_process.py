@@ -76,10 +76,8 @@ def test_each_text_has_a_reward_of_each_function(
 
 def test_very_many_texts_are_answered(started: list[RewardProcess], tmp_path: Path) -> None:
     """More than the connection holds, in both directions."""
-    assert start(started, tmp_path, "hangs").rewards(["x" * 1_000] * 5_000, QUESTION).shape == (
-        5_000,
-        1,
-    )
+    reward = start(started, tmp_path, "hangs")
+    assert reward.rewards(["x" * 1_000] * 5_000, QUESTION).shape == (5_000, 1)
 
 
 @pytest.mark.parametrize("name", ["hangs", "regex"])
