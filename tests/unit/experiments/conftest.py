@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from research.experiments.__main__ import main
 from research.experiments.harness import runner
+from research.experiments.harness.result_cache import Numbers
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.training.grpo.engine_sampler import EngineSampler, folded
+from tests.kit.engines.making import engine_of
 
 TINY = "--steps=2 --rows=2 --d-model=8 --num-layers=1 --n-ctx=16 --seeds=0,1 --threads=1".split()
 
@@ -25,6 +30,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def numpy_sampler(
+    config: ModelConfig, tensors: Mapping[str, Tensor], _: EngineConfig, version: int, __: float
+) -> EngineSampler:
+    """As `engine_sampler`, of the numpy engine."""
+    engine = engine_of(folded(config, tensors, version), max_waiting=1_000)
+    return EngineSampler(engine, lambda: None)
+
+
+def done_before(*_: object) -> Numbers:
+    raise AssertionError("this case has a result")
 
 
 @pytest.fixture
@@ -40,23 +57,37 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run_tiny(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Experiment]:
-    """run_tiny(name, *flags): its record, page and picture; twice, the second time from disk."""
+def run_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """run_experiment(name, *flags): its record, page and picture; twice, the second time from disk.
+    `again` has what a case would call if it were run."""
 
-    def run(name: str, *flags: str) -> tuple[dict[str, Any], str, str]:
+    def run(
+        name: str, *flags: str, again: Iterable[tuple[Any, str]] = ((runner, "Run"),)
+    ) -> tuple[dict[str, Any], str, str]:
         folder = tmp_path / "output"
-        places = [f"--output={folder}", f"--results={tmp_path / 'results'}"]
-        assert main([name, *TINY, *places, *flags]) == 0
+        argv = [name, f"--output={folder}", f"--results={tmp_path / 'results'}", *flags]
+        assert main(argv) == 0
         (page,) = folder.glob(f"*-experiment-{name}.md")
         first = page.read_text()
-        monkeypatch.setattr(runner, "Run", None)  # nothing is trained again
-        assert main([name, *TINY, *places, *flags]) == 0
+        with monkeypatch.context() as patch:
+            for module, function in again:
+                patch.setattr(module, function, done_before)
+            assert main(argv) == 0
         assert page.read_text() == first
         record = json.loads(page.with_suffix(".json").read_text())
-        assert record["settings"]["seeds"] == [0, 1] and record["commit"] in first
-        assert f"]({page.with_suffix('.svg').name})" in first
+        assert record["commit"] in first and f"]({page.with_suffix('.svg').name})" in first
         return record, first, page.with_suffix(".svg").read_text()
 
-    yield run
+    return run
+
+
+@pytest.fixture
+def run_tiny(library: Path, run_experiment: Experiment) -> Experiment:
+    """`run_experiment` with tiny models and two seeds."""
+
+    def run(name: str, *flags: str) -> tuple[dict[str, Any], str, str]:
+        result = run_experiment(name, *TINY, *flags)
+        assert result[0]["settings"]["seeds"] == [0, 1]
+        return result
+
+    return run

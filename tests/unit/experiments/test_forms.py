@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from research.experiments.__main__ import main
 from research.experiments.forms import (
     FORMS,
     FormsConfig,
@@ -20,7 +19,6 @@ from research.experiments.forms import (
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import in_fresh_process
 from srm.engine.config import ModelConfig
-from srm.errors import ConfigError
 from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
 
@@ -101,18 +99,3 @@ def test_what_may_grow_beyond_a_limit_is_not_run_and_said() -> None:
 )
 def test_the_memory_of_the_published_form_is_compared(most: list[float], message: str) -> None:
     assert message in limitation({2**place: [result(1.0, mib)] for place, mib in enumerate(most)})
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--forms=chunked,parallel"], r"forms must be some of published, .*, got \['parallel'\]"),
-        (["--most-seconds=0"], "most_seconds must be above 0, got 0"),
-        (["--most-gib=-1"], "most_gib must be above 0, got -1"),
-        (["--shortest=64", "--n-ctx=32"], "shortest must be at most n_ctx = 32, got 64"),
-        (["--d-model=12"], "d_model must be a multiple of 2 . num_heads = 8, got 12"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(flags: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        main(["forms", *flags])

@@ -1,37 +1,33 @@
-"""Fine-tuning and GRPO are run, and what is right before and after them is set side by side."""
+"""Fine-tuning, GRPO and trainers: what is right before and after them is set side by side."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from research.experiments import finetuning, grpo, rollouts
-from research.experiments.__main__ import main
+from research.experiments import finetuning, grpo, rollouts, trainers
 from research.experiments.finetuning import AFTER, BEFORE, gain, generated, law, powers, rates
 from research.experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConfig, agreement
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.rollouts import CASES
-from srm.engine.config import EngineConfig, ModelConfig
-from srm.errors import ConfigError
+from srm.engine.config import ModelConfig
 from srm.training.checkpoint import save_model
 from srm.training.grpo import engine_sampler
-from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.model import SRM
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import gsm8k_strict
 from srm.training.statistics.coverage import spaced
 from srm.training.statistics.power_law import fit
 from srm.training.text.tokenizer import train_tokenizer
-from tests.kit.engines.making import engine_of
+from tests.unit.experiments.conftest import Experiment, numpy_sampler
 
 Run = Callable[..., tuple[dict[str, list[Numbers]], str]]
+CASES_BY = (finetuning, "solved"), (grpo, "solved"), (rollouts, "grpo")
 
 
 @pytest.fixture
@@ -44,35 +40,19 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_model(model.config, model.state_dict(), folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
 
-    def sampler(
-        config: ModelConfig, tensors: Mapping[str, Tensor], _: EngineConfig, version: int, __: float
-    ) -> EngineSampler:
-        engine = engine_of(folded(config, tensors, version), max_waiting=1_000)
-        return EngineSampler(engine, lambda: None)
-
     for module in (finetuning, engine_sampler):
-        monkeypatch.setattr(module, "engine_sampler", sampler)
+        monkeypatch.setattr(module, "engine_sampler", numpy_sampler)
     return folder
 
 
 @pytest.fixture
-def run(base: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """run(name, *flags): its results and page; twice, the second time from disk."""
+def run(base: Path, run_experiment: Experiment) -> Run:
+    """run(name, *flags): its results and page."""
 
     def run(name: str, *flags: str) -> tuple[dict[str, list[Numbers]], str]:
-        folder = base.parent
-        places = [f"--output={folder / 'output'}", f"--results={folder / 'results'}"]
-        argv = [name, f"--model={base}", "--threads=1", "--seeds=0,1", *places, *flags]
-        assert main(argv) == 0
-        (page,) = (folder / "output").glob(f"*-experiment-{name}.md")
-        first = page.read_text()
-        for module, done in ((finetuning, "solved"), (grpo, "solved"), (rollouts, "grpo")):
-            monkeypatch.setattr(module, done, None)  # nothing is run again
-        assert main(argv) == 0
-        assert page.read_text() == first
-        assert f"]({page.with_suffix('.svg').name})" in first
-        record = json.loads(page.with_suffix(".json").read_text())
-        return record["results"], first
+        given = [f"--model={base}", "--seeds=0,1", *flags]
+        record, page, _ = run_experiment(name, *given, again=CASES_BY)
+        return record["results"], page
 
     return run
 
@@ -144,31 +124,45 @@ def test_the_paper_is_agreed_with_or_not() -> None:
     config = GRPOExperimentConfig(rollouts=(5, 50))
     gained = {"plain 50": np.array([0.1, -0.02]), "balanced 50": np.array([0.1, 0.01])}
     message = agreement(config, gained)
-    assert (
-        message.count("(as in the paper)") == 2 and "pass@256 goes by +0.0100 balanced" in message
-    )
+    assert message.count("(as in the paper)") == 2
+    assert "pass@256 goes by +0.0100 balanced" in message
     for change, message in ((0.01, "by +0.0100 plain (against the paper)"),
                          (0.0, "by +0.0000 plain (unchanged, unlike in the paper)")):  # fmt: skip
         assert message in agreement(config, gained | {"plain 50": np.array([0.1, change])})
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["finetuning", "--train=a.jsonl"], "train and evaluation must both have files"),
-        (["finetuning", "--clip-norm=0"], "clip_norm must be above 0"),
-        (["finetuning", "--temperature=0"], "temperature must be 0.001"),
-        (["grpo", "--evaluation=a.jsonl"], "train and evaluation must both have files"),
-        (["grpo", "--rollouts=7"], "rollouts must each be at least 3 and divide sampled = 400"),
-        (["grpo", "--rollouts=50,5"], "rollouts must be one or more that rise"),
-        (["grpo", "--rollouts="], "rollouts must be one or more that rise"),
-        (["grpo", "--train=/no.jsonl", "--evaluation=/no.jsonl"], "/no.jsonl: No such file"),
-        (["finetuning", "--train=/", "--evaluation=/"], "/ cannot be read: Is a directory"),
-        (["finetuning", "--rows=200000"], "at most 200000 together where train has no files"),
-        (["grpo", "--group-size=1"], "group_size must be 0 or 2 … 5"),
-        (["rollouts", "--group-size=51"], "group_size must be 0 or 2 … 50"),
-    ],
-)
-def test_what_cannot_be_learned_is_refused(argv: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        main(argv)
+def result(right: list[int], known: list[int]) -> Numbers:
+    """Return a result of two updates; problems have ten samples, a third of the time is waiting."""
+    times = {"seconds": [2.0, 4.0], "waited": [1.0, 1.0], "tokens": [50, 70]}
+    learned = {"rewards": [0.25, 0.75], "mixed": [1.0, 0.5], "trl": "1", "torch": "2"}
+    return {"right": right, "known": known, "samples": 10, **times, **learned}
+
+
+RESULTS = {
+    trainers.START: [result([1, 3], [2, 2])],
+    trainers.TRL: [result([4, 6], [8, 8]), result([6, 8], [8, 8])],
+    trainers.SRM: [result([4, 8], [2, 4]), result([4, 8], [2, 4])],
+}
+
+
+def test_trainers_differ_by_problem_and_by_seed() -> None:
+    """By problem 0.1 and -0.1, whose mean has an error of 0.1; TRL's seeds solve 0.5 and 0.7, which
+    is an error of 0.1 too, and ours the same."""
+    assert trainers.difference(RESULTS, "right") == pytest.approx((0.0, 0.02**0.5))
+    assert trainers.difference(RESULTS, "known") == pytest.approx((0.5, 0.1))
+
+
+def test_what_lies_within_the_errors_agrees() -> None:
+    sentence = trainers.agreement(RESULTS)
+    assert "0.0000 ± 0.1414 of held-out problems, within 2 errors" in sentence
+    assert "+0.5000 ± 0.1000 of those learned from, beyond 2 errors" in sentence
+
+
+def test_the_page_has_what_was_learned_and_what_it_took() -> None:
+    text = "\n".join(trainers.page(trainers.TrainersConfig(seeds=(0, 1)), RESULTS))
+    assert "| TRL | 0.6000 | +0.4000 ± 0.0000 | 0.5000, 0.7000 | 0.8000 | +0.6000" in text
+    assert "| start | 0.2000 | – | – | 0.2000 | – | – |" in text
+    assert (
+        "| srm train grpo | 3.00, 3.00 | 1.00, 1.00 | 33% (33% … 33%) | 60 | 0.500 | 0.500 | 75% |"
+        in text
+    )

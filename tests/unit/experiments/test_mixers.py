@@ -6,14 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
-from research.experiments.__main__ import main
-from research.experiments.harness import runner
 from research.experiments.harness.corpus import standard_library
 from research.experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
-from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 from tests.unit.experiments.conftest import Experiment
 
@@ -65,44 +61,6 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
     assert torch.equal(inputs, again[0]) and torch.equal(inputs[:, 1:], targets[:, :-1])
     (library / "module_03.py").write_text("changed = 1\n")
     assert standard_library(300).sha256 != corpus.sha256 == same.sha256
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "experiments are mixers"),
-        (["mixer"], "experiments are mixers"),
-        (["mixers", "--seeds=0"], "seeds must be two or more different numbers"),
-        (["mixers", f"--seeds=0,{2**64}"], "numbers of 0 … 2..64 - 1, got"),
-        (["mixers", "--learning-rate=inf"], "learning_rate must be above 0 and finite, got inf"),
-        (["mixers", "--seeds=1,1"], "seeds must be two or more different numbers"),
-        (["mixers", "--learning-rate=1e19"], "learning_rate must be at most 1e.18, got 1e.19"),
-        (["mixers", "--threads=5000"], "threads must be at most 4096, got 5000"),
-        (["mixers", f"--max-vocab-size={10**12}"], "max_vocab_size must be at most 1000000, got"),
-        (["mixers", "--steps=0"], "steps must be at least 1, got 0"),
-        (["mixers", "--learning-rate=0"], "learning_rate must be above 0"),
-        (["mixers", "--num-heads=3"], "num_heads = 3 must divide d_model = 128"),
-        (["mixers", "--num-heads=1"], "num_heads must be even where mixer is mixed, got 1"),
-        (["baselines", "--d-model=20"], "d_model must be a multiple of 8, got 20"),
-        (["baselines", "--learning-rates=1e-3,0"], "learning_rates must be above 0"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(argv: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        main(argv)
-
-
-@pytest.mark.parametrize("setting", ["results", "output"])
-@pytest.mark.parametrize("name", ["mixers", "finetuning"])
-def test_a_folder_that_cannot_be_written_is_named_before_any_work(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, setting: str
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(runner, "cached", None)  # no case is run
-    places = {"results": tmp_path / "results", "output": tmp_path / "out"}
-    places[setting] = tmp_path / "file" / "folder"
-    with pytest.raises(ConfigError, match=f"{setting}: .*: Not a directory"):
-        main([name, *(f"--{key}={folder}" for key, folder in places.items())])
 
 
 def test_an_interrupted_experiment_says_that_it_goes_on(tmp_path: Path) -> None:

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from research.experiments import capacity, scaling
-from research.experiments.__main__ import main
-from research.experiments.harness import runner
 from research.experiments.harness.models import count_flops, model_makers
 from research.experiments.scaling import ScalingConfig, case, frontier, power_law
-from srm.errors import ConfigError
-
-
-def run_twice(
-    name: str, flags: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[str, Any], str, str]:
-    """The record, page and picture; the second time from disk."""
-    places = [f"--output={folder}", f"--results={folder / 'results'}", "--threads=1"]
-    assert main([name, *flags, *places]) == 0
-    (page,) = folder.glob("*.md")
-    text = page.read_text()
-    monkeypatch.setattr(runner, "Run", None)  # nothing is trained again
-    assert main([name, *flags, *places]) == 0 and page.read_text() == text
-    record = json.loads(page.with_suffix(".json").read_text())
-    return record, text, page.with_suffix(".svg").read_text()
+from tests.unit.experiments.conftest import Experiment
 
 
 @pytest.mark.usefixtures("library")
-def test_sizes_and_durations_are_trained_and_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_and_durations_are_trained_and_shown(run_experiment: Experiment) -> None:
     flags = ["--widths=8,16", "--durations=1,3", "--seeds=0,1", "--rows=2", "--n-ctx=16"]
     flags += ["--num-layers=1", "--max-vocab-size=300"]
-    record, text, picture = run_twice("scaling", flags, tmp_path / "out", monkeypatch)
+    record, text, picture = run_experiment("scaling", *flags)
     assert len(record["results"]) == 8
     for name in scaling.NAMES:
         short, long = (record["results"][case(name, 16, steps)][0] for steps in (1, 3))
@@ -66,9 +45,8 @@ def test_the_power_of_a_law_is_fitted_with_its_interval() -> None:
     fitted = {"SRM": {"flops": law}, "Transformer": {"flops": exact}}
     assert scaling.comparison(fitted, "flops") == "the intervals of both exponents overlap."
     steeper = power_law(xs, [90 * x**-0.4 for x in xs])  # the same at 10^5
-    sentence = scaling.comparison(
-        {"SRM": {"flops": exact}, "Transformer": {"flops": steeper}}, "flops"
-    )
+    fitted = {"SRM": {"flops": exact}, "Transformer": {"flops": steeper}}
+    sentence = scaling.comparison(fitted, "flops")
     assert sentence == "the Transformer's loss falls faster; the laws meet at 10^5.0, extrapolated."
     assert scaling.comparison({"SRM": {}, "Transformer": {"flops": law}}, "flops").startswith("too")
 
@@ -87,12 +65,10 @@ def test_learning_rates_fall_with_the_root_of_the_width() -> None:
     assert config.rate("Transformer", 384) == pytest.approx(0.002)
 
 
-def test_tokens_held_are_measured_and_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_held_are_measured_and_shown(run_experiment: Experiment) -> None:
     flags = ["--widths=8,16", "--copied=1,2", "--ids=3", "--steps=80", "--rows=4"]
     flags += ["--learning-rate=1e-2", "--num-layers=1", "--seeds=0"]
-    record, text, picture = run_twice("capacity", flags, tmp_path / "out", monkeypatch)
+    record, text, picture = run_experiment("capacity", *flags)
     assert list(record["results"]) == ["8 1", "8 2", "16 1", "16 2"]
     for name, (run,) in record["results"].items():
         copied = int(name.split()[1])
@@ -111,22 +87,3 @@ def test_the_most_held_is_of_the_best_length() -> None:
         for n, of in ((2, 2.0), (4, 3.5), (8, 1.0))
     }
     assert capacity.most_held(config, results, 8) == (3.5, 4)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["scaling", "--widths=32"], "widths must be two or more numbers ≥ 8 that rise, got"),
-        (["scaling", "--widths=32,20"], "widths must be two or more numbers ≥ 8 that rise, got"),
-        (["scaling", "--widths=20,32"], "widths must be multiples of 8, got"),
-        (["scaling", "--durations=0,1"], "durations must be two or more numbers ≥ 1 that rise"),
-        (["scaling", "--learning-rate-other=0"], "learning_rate_other must be above 0"),
-        (["capacity", "--copied=4,2"], "copied must be one or more numbers ≥ 1 that rise"),
-        (["capacity", "--widths="], "widths must be one or more numbers ≥ 8 that rise"),
-        (["capacity", "--widths=12"], "widths must be multiples of 8, got"),
-        (["capacity", "--ids=1"], "ids must be at least 2, got 1"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(flags: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        main(flags)

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from research.experiments import throughput
 from research.experiments.__main__ import main
-from research.experiments.harness.runner import in_fresh_process
-from research.experiments.throughput import (
-    KINDS,
-    OUT_OF_MEMORY,
-    PAPER_MILLIONS,
-    PAPER_SIZES,
-    ThroughputConfig,
-    case,
-    count,
-    measure,
-    page,
-)
-from srm.errors import ConfigError
 
 TINY = "--num-layers=1 --n-ctx=16 --rows=2 --vocab-size=32 --seconds=0.001 --threads=1".split()
 
@@ -35,62 +22,40 @@ def test_each_width_is_measured_and_shown(tmp_path: Path) -> None:
     assert main(["throughput", *flags, "--kinds=SRM,Transformer"]) == 0  # SRM as it was measured
     (written,) = tmp_path.glob("*-experiment-throughput.md")
     text, record = written.read_text(), json.loads(written.with_suffix(".json").read_text())
-    cases = [case(kind, d, "eager") for kind in ("SRM", "Transformer") for d in (8, 16)]
+    cases = [throughput.case(kind, d, "eager") for kind in ("SRM", "Transformer") for d in (8, 16)]
     assert list(record["results"]) == ["matrix product", *cases]
     for name in cases:
         (numbers,) = record["results"][name]
         assert numbers["tokens_per_s"] > 0 < numbers["flops"] and sum(numbers["seconds"]) >= 0.001
+    weights = 2 * 8 * 32 + 2 * 8 * 8 + 8 * 32  # channel layers, projections, output layer
+    assert record["results"][cases[0]][0]["flops"] == 6 * (weights + 16 * 8) * 2 * 16
     assert text.count("\n| SRM | ") == 4 and "| model | d 8 | d 16 |" in text
     assert "the paper's" not in text  # whose models have other sizes
     assert "<!-- Transformer -->" in written.with_suffix(".svg").read_text()
 
 
-@pytest.mark.parametrize("kind", PAPER_MILLIONS)
+@pytest.mark.parametrize("kind", throughput.PAPER_MILLIONS)
 def test_parameters_are_those_that_the_paper_counts(kind: str) -> None:
-    layers, n, vocab_size = PAPER_SIZES
-    config = ThroughputConfig(num_layers=layers, n_ctx=n, vocab_size=vocab_size)
+    layers, n, vocab_size = throughput.PAPER_SIZES
+    config = throughput.ThroughputConfig(num_layers=layers, n_ctx=n, vocab_size=vocab_size)
     for width in (128, 1_024):
-        counted = count(config, kind, width)["parameters"] / 1e6
-        assert counted == pytest.approx(PAPER_MILLIONS[kind][width], abs=0.06)
-
-
-def test_operations_are_six_a_weight_and_those_of_mixing() -> None:
-    config = ThroughputConfig(
-        num_layers=1, n_ctx=16, rows=2, vocab_size=32, seconds=1e-3, threads=1
-    )
-    flops = in_fresh_process(partial(measure, config, "SRM", 8, "eager"))(0)["flops"]
-    weights = 2 * 8 * 32 + 2 * 8 * 8 + 8 * 32  # channel layers, projections, output layer
-    assert flops == 6 * (weights + 16 * 8) * 2 * 16
+        counted = throughput.count(config, kind, width)["parameters"] / 1e6
+        assert counted == pytest.approx(throughput.PAPER_MILLIONS[kind][width], abs=0.06)
 
 
 def test_a_case_without_memory_is_a_row() -> None:
-    config = ThroughputConfig(widths=(8, 16), kinds=("SRM",))
+    config = throughput.ThroughputConfig(widths=(8, 16), kinds=("SRM",))
     done = {"parameters": 1, "flops": 1, "tokens_per_s": 2.0, "bytes": 2**20}
     results: dict[str, list[dict[str, Any]]] = {
         "matrix product": [{"flops_per_s": 1e12}],
         "SRM 8": [done],
-        "SRM 16": [{"parameters": 2, "failed": OUT_OF_MEMORY}],
+        "SRM 16": [{"parameters": 2, "failed": throughput.OUT_OF_MEMORY}],
     }
-    assert "| SRM | 2 | out of memory |" in page(config, results)
-    assert "| SRM | 1 | out of memory |" in page(config, results)
+    assert "| SRM | 2 | out of memory |" in throughput.page(config, results)
+    assert "| SRM | 1 | out of memory |" in throughput.page(config, results)
 
 
 def test_every_kind_can_be_computed() -> None:
-    config = ThroughputConfig(num_layers=1, n_ctx=16, vocab_size=32)
-    for kind in KINDS:
+    config = throughput.ThroughputConfig(num_layers=1, n_ctx=16, vocab_size=32)
+    for kind in throughput.KINDS:
         assert config.make(kind, 8)(torch.zeros(1, 16, dtype=torch.int64)).shape == (1, 16, 32)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--kinds=SRM,LSTM"], r"kinds must be some of SRM, .*, got \['LSTM'\]"),
-        (["--modes=fast"], r"modes must be some of eager, compiled, got \['fast'\]"),
-        (["--widths=12"], r"widths must be multiples of 8 above 0, got \(12,\)"),
-        (["--seconds=0"], "seconds must be above 0, got 0"),
-        (["--seeds=0,0"], "seeds must be one or more different numbers"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(flags: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        main(["throughput", *flags])

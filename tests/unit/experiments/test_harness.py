@@ -1,4 +1,4 @@
-"""Results on disk are taken once, whole, and for nothing else."""
+"""Pairs of cases against the paper's; results on disk, taken once, whole, and for nothing else."""
 
 from __future__ import annotations
 
@@ -6,27 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from research.experiments.harness.result_cache import Numbers, cached
+from research.experiments.harness.ordering import Ordering, ordering
+from research.experiments.harness.result_cache import cached
 from srm.errors import ConfigError
+from tests.unit.experiments.conftest import done_before
 
 
-def never() -> Numbers:
-    raise AssertionError("measured again")
+def test_pairs_are_counted_that_the_paper_tells_apart() -> None:
+    """a < b < c = d in the paper; e is not in it."""
+    paper = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 3.0}
+    ours = {"a": [5.0, 5.2], "b": [4.0, 6.0], "c": [9.0, 9.1], "d": [5.0, 5.1], "e": [0.0, 0.1]}
+    # Means 5.1, 5, 9.05, 5.05: a-c, b-c and b-d are in order; b is too noisy for a-b and b-d, and
+    # a and d are too near to each other.
+    assert ordering(ours, paper) == Ordering(pairs=5, in_order=3, clear=2, clear_in_order=2)
+    turned = {name: -figure for name, figure in paper.items()}
+    assert ordering(ours, turned) == Ordering(pairs=5, in_order=2, clear=2, clear_in_order=0)
+
+
+def test_it_is_said_in_a_sentence() -> None:
+    assert Ordering(45, 24, 30, 20).sentence() == (
+        "24 of 45 pairs of cases stand in the paper's order; of the 30 whose means differ by more "
+        "than twice their standard error, 20 do."
+    )
 
 
 def test_a_result_is_measured_once_and_read_as_it_was(tmp_path: Path) -> None:
     path, about = tmp_path / "new" / "row-0.json", {"seeds": (0, 1), "steps": 3}
     result = cached(path, about, lambda: {"loss": 0.1 + 0.2, "parts": (1, 2)})
-    assert result == {"loss": 0.1 + 0.2, "parts": [1, 2]} == cached(path, about, never)
+    assert result == {"loss": 0.1 + 0.2, "parts": [1, 2]} == cached(path, about, done_before)
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "row-0.json"
     cached(path, {"steps": 3}, dict)
     with pytest.raises(ConfigError, match=r"row-0.json is of another steps, 3 and not 4"):
-        cached(path, {"steps": 4}, never)
+        cached(path, {"steps": 4}, done_before)
     with pytest.raises(ConfigError, match="another texts, None and not 'ab'"):
-        cached(path, {"steps": 3, "texts": "ab"}, never)
+        cached(path, {"steps": 3, "texts": "ab"}, done_before)
 
 
 def test_no_changed_byte_is_read_as_another_result(tmp_path: Path) -> None:
@@ -36,12 +52,12 @@ def test_no_changed_byte_is_read_as_another_result(tmp_path: Path) -> None:
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            assert cached(path, about, never) == result  # what changed was a blank
+            assert cached(path, about, done_before) == result  # what changed was a blank
         except ConfigError as error:
             assert str(path) in str(error)
     path.write_bytes(whole[:-9])
     with pytest.raises(ConfigError, match="is damaged, remove it"):
-        cached(path, about, never)
+        cached(path, about, done_before)
 
 
 def test_the_setting_that_is_another_is_named_whatever_stands_before_it(tmp_path: Path) -> None:
