@@ -1,4 +1,4 @@
-"""What work takes at least, against what the arrays and the model say."""
+"""What work takes at least, against what arrays and the model say; how much of it there is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 
 from research.bench.engine.counts import PROMPT, count_op, prefill_bytes
+from research.bench.engine.decode import decode_rows, prefill_rows
 from research.bench.engine.feeds import Array, Feeds
+from research.bench.host.load import Load
 from research.bench.peaks.memory import measure_memory
 from research.bench.peaks.rates import memory_peak
 from srm.engine.config import Dtype, ModelConfig
 from srm.engine.device.linear import widen_bfloat16
+from srm.engine.steps.batch import Batch
 from srm.engine.weights.step_bytes import decode_bytes
 from tests.kernels import oracle
+from tests.kit.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=2, n_ctx=128, vocab_size=96)
 OPS = ("embed", "norm", "up", "down", "proj_in", "proj_out", "head", "mix", "mix_prompts", "taps",
@@ -104,10 +108,46 @@ def test_an_op_that_nobody_counts_is_an_error() -> None:
 
 def test_streams_are_measured_for_what_they_move() -> None:
     memory = measure_memory("cpu", 2, values=1_000)
-    assert [(item["stream"], item["bytes"]) for item in memory] == [
-        ("copy", 8_000),
-        ("add", 12_000),
-        ("read", 4_000),
-    ]
+    moved = [(item["stream"], item["bytes"]) for item in memory]
+    assert moved == [("copy", 8_000), ("add", 12_000), ("read", 4_000)]
     assert all(len(item["raw"]) == 2 and max(item["raw"]) == item["gb_per_s"] for item in memory)
     assert memory_peak(memory) == max(item["gb_per_s"] for item in memory) > 0
+
+
+PROMPTS = np.arange(15, dtype=np.int32).reshape(3, 5)
+
+
+def sampled(batches: list[Batch]) -> tuple[list[int], list[float]]:
+    """Tokens and log-probabilities of the last of the batches, run on a pool of rubbish."""
+    runner = NumpyRunner(tiny_weights(), num_slots=len(PROMPTS))
+    result = [runner.launch(batch) for batch in batches][-1].wait()
+    return result.token_ids.tolist(), result.logprobs.tolist()
+
+
+def test_a_prompt_is_the_same_in_one_step_and_token_by_token_either_way() -> None:
+    last = decode_rows(PROMPTS[:, -1], 4)
+    at_once = sampled([prefill_rows(PROMPTS[:, :4]), last])
+    assert sampled([*(prefill_rows(PROMPTS[:, i : i + 1], i) for i in range(4)), last]) == at_once
+    assert sampled([*(decode_rows(PROMPTS[:, i], i) for i in range(4)), last]) == at_once
+    assert sampled([prefill_rows(PROMPTS[:, :3]), last]) != at_once
+
+
+def test_the_work_of_a_step_is_what_it_says() -> None:
+    prefill, decode = prefill_rows(PROMPTS), decode_rows(PROMPTS[:, 0], TINY.n_ctx - 1)
+    assert (prefill.num_tokens, prefill.num_rows, prefill.num_decode) == (15, 3, 0)
+    assert (decode.num_tokens, decode.num_rows, decode.num_decode) == (3, 3, 3)
+    assert decode.new["sampling"]["temperature"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("length", [None, 12])
+@pytest.mark.parametrize("rows", [64, 24])
+def test_so_many_sequences_run(samples: int, length: int | None, rows: int) -> None:
+    load = Load(64, rows, length, samples)
+    load.run(0, 50)
+    cost = load.run(0, 30, 30)
+    assert cost.steps == 30
+    assert 48 <= load.scheduler.table.num_owned <= 64  # those that ended are replaced a step later
+    assert cost.rows == 30 * rows if length is None else cost.rows >= 0.8 * 30 * rows
+    assert (cost.ended > 0) == (length is not None)
+    assert cost.entry()["rows"] == cost.rows and load.bytes_per_row() > 8
