@@ -112,27 +112,10 @@ def test_errors_retries_and_tokens_are_those_of_the_server() -> None:
     assert requests["index"].tolist() == list(range(20))
     assert (requests["planned"][1:] >= requests["ended"][:-1]).all(), "one at a time"
 
-    refused: dict[int, Fault] = {0: "429", 1: "503", 4: "429"}
-    toy = ToyServer(TOY, fault=refused.get)
-    run = against(toy, **load, requests=6, retries=2)
-    assert run.summary.errors == {}
-    assert run.summary.retried == 2
-    assert list(run.recording.requests["retries"]) == [2, 0, 1, 0, 0, 0]
-    assert len(toy.served) == 9
-
     cut_at = frozenset({3, 11, 12})
     load = {"requests": 30, "concurrency": 3, "output_tokens": "20"}
     run = against(ToyServer(TOY), {"cut_at": cut_at}, **load)
     assert (run.summary.completed, run.summary.errors) == (27, {"disconnected": 3})
-
-
-def test_an_open_loop_does_not_wait_for_replies() -> None:
-    steady: dict[str, Any] = {"arrivals": "constant", "rate": 200.0, "requests": 100}
-    run = against(ToyServer(**SILENT), **steady, duration_s=0.0, grace_s=0.0)
-    requests = run.recording.requests
-    assert run.summary.errors == {"cut": 100}
-    assert requests["planned"] == pytest.approx(np.arange(100) / 200.0)
-    assert requests["sent"] == pytest.approx(requests["planned"], abs=EXACT_S)
 
 
 def test_requests_under_way_are_cut_after_the_grace() -> None:

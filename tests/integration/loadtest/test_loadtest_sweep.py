@@ -73,10 +73,8 @@ def test_a_sweep_and_its_repetition_do_not_measure_the_servers_prefix_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each step sent the prompts of the step before, so throughput grew with what was cached."""
-    config, flags = (
-        ToyConfig(ttft_s=0.2, itl_s=0.01, slots=SLOTS),
-        ("--prompt-tokens=32", "--max-load=16"),
-    )
+    config = ToyConfig(ttft_s=0.2, itl_s=0.01, slots=SLOTS)
+    flags = ("--prompt-tokens=32", "--max-load=16")
     results = {}
     for name, cache in (("without", None), ("with", set[str]()), ("again", set[str]())):
         virtual_steps(monkeypatch, Toys(config, cache))

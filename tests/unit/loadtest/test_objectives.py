@@ -8,16 +8,7 @@ import msgspec
 import pytest
 
 from srm.errors import ConfigError
-from srm.loadtest.objectives import (
-    NUMBERS,
-    OBJECTIVES,
-    STATISTICS,
-    TIMES,
-    check,
-    measure,
-    parse,
-    parse_condition,
-)
+from srm.loadtest import objectives
 from srm.loadtest.quantities import DISTRIBUTIONS
 from srm.loadtest.summary import Distribution, Summary
 
@@ -48,7 +39,7 @@ def p99(value: float) -> Distribution:
     ],
 )
 def test_objectives(text: str, parts: tuple[str, str], limit: float) -> None:
-    result = parse(text)
+    result = objectives.parse(text)
     assert (result.name, result.comparison) == parts
     assert result.limit == pytest.approx(limit)
 
@@ -69,7 +60,7 @@ def test_objectives(text: str, parts: tuple[str, str], limit: float) -> None:
 def test_what_is_no_objective_or_condition(kind: str, message: str, texts: str) -> None:
     for text in texts.split():
         with pytest.raises(ConfigError, match=f"^{kind} ") as error:
-            parse(text) if kind == "objective" else check(summary(), [text])
+            objectives.parse(text) if kind == "objective" else objectives.check(summary(), [text])
         assert message in error.value.message
         assert repr(text) in error.value.message
 
@@ -103,14 +94,14 @@ def test_what_is_no_objective_or_condition(kind: str, message: str, texts: str) 
 def test_conditions_hold_too_for_what_was_not_measured(
     text: str, fields: dict[str, object], held: str
 ) -> None:
-    joined = "".join(check(summary(**fields), [text]))
+    joined = "".join(objectives.check(summary(**fields), [text]))
     assert joined == "" if not held else joined.startswith(f"{text}: ") and joined.endswith(held)
 
 
 def test_every_name_is_one_of_the_summary() -> None:
     whole = summary(ttft=p99(1.0))
-    for name in (*TIMES, *NUMBERS):
-        assert parse_condition(f"{name}>1").name == name
-        assert isinstance(measure(whole, name), float)
-    assert len(TIMES) == len(DISTRIBUTIONS) * len(STATISTICS) + 1
-    assert set(OBJECTIVES) < set(DISTRIBUTIONS)
+    for name in (*objectives.TIMES, *objectives.NUMBERS):
+        assert objectives.parse_condition(f"{name}>1").name == name
+        assert isinstance(objectives.measure(whole, name), float)
+    assert len(objectives.TIMES) == len(DISTRIBUTIONS) * len(objectives.STATISTICS) + 1
+    assert set(objectives.OBJECTIVES) < set(DISTRIBUTIONS)

@@ -1,16 +1,74 @@
+"""Events of a stream, and what is counted of a reply."""
+
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from srm.loadtest.client.event_stream import EventParser
 from srm.loadtest.client.reply import BadReply, Reply, TokenCounts
 from tests.kit.loads.raw_server import DONE, event, text_event
+
+SPECIAL = "||data|data:|data: |: comment|id: 7|event: x|data: [DONE]"
+LINES = st.one_of(
+    st.sampled_from(SPECIAL.split("|")),
+    st.text(alphabet="aä€😀:{ \t", max_size=6).map("data: {}".format),
+    st.text(alphabet="ad:t ", max_size=6),
+).map(str.encode)
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+STREAMS = st.tuples(
+    st.sampled_from([b"", b"\xef\xbb\xbf"]),
+    st.lists(st.tuples(LINES, ENDS).map(b"".join), max_size=12).map(b"".join),
+    LINES,
+).map(b"".join)
+
+
+def brute_force(data: bytes) -> list[bytes]:
+    """The standard's description, line by line over the whole; the end ends an event."""
+    results: list[bytes] = []
+    event: list[bytes] | None = None
+    for line in [*re.split(rb"\r\n|\n|\r", data.removeprefix(b"\xef\xbb\xbf")), b""]:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            event = [*(event or []), value.removeprefix(b" ")]
+        elif not line and event is not None:
+            results.append(b"\n".join(event))
+            event = None
+    return results
+
+
+@given(STREAMS, st.lists(st.integers(0, 80), max_size=12))
+@example(b"data: a\r\n\r\ndata: b\r\n\r\n", [8, 9, 10])
+@example(b"\xef\xbb\xbfdata: a\n\n", [1, 2])
+@example(b"data: " + b"x" * 70 + b"\n\n", list(range(0, 80, 3)))
+def test_events_are_those_of_the_standard_however_the_bytes_are_split(
+    data: bytes, cuts: list[int]
+) -> None:
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    events = EventParser()
+    results = [event for a, b in pairwise(places) for event in events.parse(data[a:b])]
+    assert results + events.finish() == brute_force(data)
+
+
+def test_an_event_is_told_as_soon_as_it_is_whole() -> None:
+    events = EventParser()
+    pieces = [b"data: a\n", b"\nda", b"ta: b\r\n\r", b"\n"]
+    assert [events.parse(piece) for piece in pieces] == [[], [b"a"], [b"b"], []]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_an_event_named_error_is_noticed(end: bytes) -> None:
+    events = EventParser()
+    events.parse(b"event: error" + end + b"data: {}" + end + end)
+    assert events.named_error
+
 
 TOKENS = st.fixed_dictionaries({"tokens": st.lists(st.sampled_from(["a", ","]), max_size=3)})
 CHOICE = st.fixed_dictionaries(
@@ -166,12 +224,9 @@ def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() ->
         (True, [b"event: error\n" + event(message="no"), DONE]),
         (True, [b'{"choices": []}']),
         (True, [text_event("a"), event(object="error", message="no", code=500), DONE]),  # vLLM
-        (True, [text_event("a"), event(type="error", message="no"), DONE]),
         (True, [text_event("a"), b'error: {"code": 500, "message": "no"}\n\n', DONE]),  # llama.cpp
         (True, [text_event("a"), b'event: error\ndata: {"error": "no"}\n\n', DONE]),  # TGI
         (True, [text_event("a"), event(error="no", error_type="generation"), DONE]),
-        (True, [text_event("a"), event(message="no", code=500), DONE]),
-        (True, [text_event("a"), event(detail="no"), DONE]),
         (True, [text_event("a"), b'event: exception\ndata: {"reason": "no"}\n\n', DONE]),
         (True, [event(choices=[{"text": "a", "error": {"code": 502}}]), DONE]),  # OpenRouter
         (True, [event(choices=[{"text": "", "finish_reason": "abort"}]), DONE]),
@@ -228,25 +283,18 @@ def test_usage_comes_with_what_servers_add_to_it() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    "reason",
-    [
-        *("server_error", "internal_error", "engine_error", "ERROR", "timeout", "cancel"),
-        *("canceled", "cancelled", "evicted", "error: oom", ["error"], {"error": "oom"}),
-    ],
+    "reason", ["server_error", "ERROR", "timeout", "evicted", ["error"], {"error": "oom"}]
 )
 def test_only_known_finish_reasons_are_good(reason: Any, stream: bool) -> None:
     content: dict[str, Any] = {"choices": [{"text": "a", "finish_reason": reason}]}
+    parts = [event(**content), DONE] if stream else [json.dumps(content).encode()]
     with pytest.raises(BadReply, match="a choice failed"):
-        read(
-            *([event(**content), DONE] if stream else [json.dumps(content).encode()]), stream=stream
-        )
+        read(*parts, stream=stream)
 
 
-@pytest.mark.parametrize(
-    "reason", ["stop", "length", "tool_calls", "function_call", "content_filter", "eos_token", ""]
-)
-def test_a_choice_that_ends_well_is_whole(reason: str) -> None:
-    assert read(text_event("a", finish_reason=reason), DONE)[0].is_done
+def test_a_choice_that_ends_well_is_whole() -> None:
+    for reason in ("stop", "length", "tool_calls", "function_call", "content_filter", "eos", ""):
+        assert read(text_event("a", finish_reason=reason), DONE)[0].is_done
 
 
 @pytest.mark.parametrize("stream", [True, False])

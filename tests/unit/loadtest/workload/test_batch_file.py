@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +10,7 @@ import pytest
 
 from srm.errors import ConfigError
 from srm.loadtest.workload import batch_file
-from srm.loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
+from srm.loadtest.workload.batch_file import BatchClient, BatchOutput
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
 ANSWERED = {"choices": [{"text": "a"}, {"text": "b\\n"}], "usage": USAGE}
@@ -33,16 +31,6 @@ def client(content: bytes, status: int = 200) -> BatchClient:
         return httpx.Response(status, content=pieces)
 
     return BatchClient("http://a", transport=httpx.MockTransport(answer))
-
-
-def test_lines_are_those_that_the_files_api_wants(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    bodies = [{"prompt": [1, number], "max_tokens": 4} for number in range(3)]
-    write_lines(path, "/v1/completions", iter(bodies))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["body"] for line in lines] == bodies
-    assert [line["custom_id"] for line in lines] == ["1", "2", "3"]
-    assert {(line["method"], line["url"]) for line in lines} == {("POST", "/v1/completions")}
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])

@@ -1,4 +1,4 @@
-"""Bodies of requests: what they say, and that they are the same for whoever makes them."""
+"""Bodies of requests: what they say, also of prompts of a file, whoever makes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -15,7 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from srm.errors import ConfigError
+from srm.loadtest.counter_rng import Draws
 from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.prompts import Prompts, WorkloadPrompt
+from srm.loadtest.workload.words import Words
 from srm.loadtest.workload.workload import Workload
 from tests.kit.serving import ROOT
 
@@ -59,7 +62,7 @@ def test_what_is_not_set_is_not_sent_and_extra_members_win() -> None:
 
 
 def test_requests_are_the_same_in_another_process() -> None:
-    """In any order: tests/property/test_requests_by_index.py."""
+    """In any order: tests/property/test_workload.py."""
     script = (
         "import sys, msgspec\nfrom loadtest.scenario import Scenario, as_path\n"
         "from srm.loadtest.workload.workload import Workload\n"
@@ -77,11 +80,8 @@ def test_requests_are_the_same_in_another_process() -> None:
 def test_seeds_and_indices_give_other_requests() -> None:
     scenarios = (Scenario(prompt_tokens="64", seed=seed) for seed in (0, 1))
     results = [body(scenario, index) for scenario in scenarios for index in range(50)]
-    assert (
-        len({str(item["prompt"]) for item in results})
-        == len({item["seed"] for item in results})
-        == 100
-    )
+    assert len({str(item["prompt"]) for item in results}) == 100
+    assert len({item["seed"] for item in results}) == 100
 
 
 def test_a_setting_changes_nothing_else() -> None:
@@ -199,3 +199,73 @@ def test_what_files_say_together_must_be_possible(tmp_path: Path) -> None:
     lines = write(tmp_path, {"timestamp": 0, "prompt_tokens": 900, "hash_ids": [1]})
     with pytest.raises(ConfigError, match="prefixes must be 0 where the trace has hash_ids"):
         Workload(Scenario(arrivals="trace", trace=lines, prefixes=1, prefix_tokens=4))
+
+
+Api = Literal["completions", "chat"]
+
+
+def prompts_of(folder: Path, *lines: Any, api: Api = "completions", seed: int = 0) -> Prompts:
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    return Prompts(file, api, Words(ROOT / "models/demo"), Draws(seed))
+
+
+def test_each_pass_has_every_prompt_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+    def order(seed: int, indices: range) -> list[int]:
+        result = prompts_of(tmp_path, *({"prompt": [number]} for number in range(50)), seed=seed)
+        return [result.make_prompt(at).fields["prompt"][0] for at in indices]
+
+    passes = order(0, range(100))
+    first, second = passes[:50], passes[50:]
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second and list(range(50)) not in (first, second)
+    assert order(0, range(99, 49, -1)) == second[::-1]
+    assert order(1, range(50)) != first
+
+
+TEXT = "two words"
+WORDS = Words(ROOT / "models/demo")
+USER = [{"role": "user", "content": TEXT}]
+SYSTEM = {"role": "system", "content": "be kind"}
+PARTS = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
+
+
+@pytest.mark.parametrize(
+    ("api", "line", "fields", "num_tokens"),
+    [
+        ("completions", {"prompt": TEXT}, {"prompt": TEXT}, WORDS.count(TEXT) + 1),
+        ("completions", {"prompt": [3, 4, 5]}, {"prompt": [3, 4, 5]}, 3),
+        ("chat", {"prompt": TEXT}, {"messages": USER}, WORDS.count(TEXT)),
+        ("chat", {"messages": [SYSTEM, *USER]}, {"messages": [SYSTEM, *USER]},
+         WORDS.count("be kind") + WORDS.count(TEXT)),
+        ("chat", {"messages": PARTS}, {"messages": PARTS}, -1),
+    ],
+)  # fmt: skip
+def test_what_a_line_says_is_kept(
+    tmp_path: Path, api: Api, line: dict[str, Any], fields: dict[str, Any], num_tokens: int
+) -> None:
+    result = prompts_of(tmp_path, line | {"max_tokens": 9}, api=api).make_prompt(3)
+    assert result == WorkloadPrompt(fields, num_tokens, 9, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "api"),
+    [
+        ({}, "completions"),
+        ({"messages": [{}]}, "completions"),
+        ({"prompt": "a", "messages": [{}]}, "completions"),
+        ({"prompt": "a", "messages": [{}]}, "chat"),
+        ({"prompt": [1]}, "chat"),
+        ({"prompt": [1, -2]}, "completions"),
+        ({"prompt": [[1], [2]]}, "completions"),
+        ({"prompt": []}, "completions"),
+        ({"messages": []}, "chat"),
+        ({"prompt": "a", "n": 0}, "completions"),
+        ({"prompt": "a", "temperature": 1}, "completions"),
+        ([1], "completions"),
+    ],
+)
+def test_other_lines_are_refused_by_number(tmp_path: Path, line: Any, api: Api) -> None:
+    right = {"prompt": "hello"}
+    with pytest.raises(ConfigError, match=r"prompts.jsonl, line 2: .*; allowed is an object with"):
+        prompts_of(tmp_path, right, line, api=api)
