@@ -1,4 +1,4 @@
-"""What tolerances of `tests/property/test_folding.py`, which folds every mixer, do not see."""
+"""What tolerances of `tests/property/test_variants_served.py`, of every mixer, do not see."""
 
 from __future__ import annotations
 
