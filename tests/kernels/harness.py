@@ -136,21 +136,12 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
     def mix(dtype: DType = F32) -> Inputs:
         pool, unit = BufferType(dtype, ["slots", "pool_width"], on), TensorType(I32, [], HOST)
         scalars = per_position, per_position, per_position, make_type(F32, 2, "heads")
-        return [
-            pool,
-            unit,
-            make_type(dtype, "tokens", "width"),
-            *(rows, rows, rows),
-            bounds,
-            *scalars,
-        ]
+        return [pool, unit, make_type(dtype, "tokens", "width"), rows, rows, rows, bounds, *scalars]
 
     def edit(dtype: DType) -> Inputs:
         ids = (make_type(I32, dim) for dim in ("tokens", "rows", "edited"))
-        spans, penalties = (
-            make_type(I32, "edited", "span_bounds"),
-            make_type(F32, "edited", "penalties"),
-        )
+        spans = make_type(I32, "edited", "span_bounds")
+        penalties = make_type(F32, "edited", "penalties")
         lists = make_type(I32, "edit_tokens"), make_type(F32, "biases"), make_type(I32, "masks")
         return [last_token, make_type(dtype, "head", "vocab"), *ids, spans, penalties, *lists]
 
@@ -163,15 +154,10 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         added = make_type(dtype, "columns"), make_type(dtype, "rows", "columns")
         return [make_type(dtype, "tokens", "depth"), weight, *added]
 
-    rows, bounds, last_token = (
-        make_type(I32, "rows"),
-        make_type(I32, "bounds"),
-        BufferType(I32, ["slots"], on),
-    )
-    x, per_position, logits = (
-        make_type(F32, *dims)
-        for dims in (("tokens", "width"), ("heads", "n_ctx"), ("head", "vocab"))
-    )
+    rows, bounds = make_type(I32, "rows"), make_type(I32, "bounds")
+    last_token = BufferType(I32, ["slots"], on)
+    x, per_position = make_type(F32, "tokens", "width"), make_type(F32, "heads", "n_ctx")
+    logits = make_type(F32, "head", "vocab")
     taps = make_type(F32, "kernel_size", "n_ctx"), make_type(F32, "n_ctx")
     sampling, decode = BufferType(I32, ["slots", "record"], on), make_type(I32, "decode")
     message = (make_type(I32, name, f"{name}_values") for name in ("new", "prefill"))
@@ -179,11 +165,9 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
     scoring = (make_type(I32, dim) for dim in dims)
     pool = BufferType(F32, ["slots", "pool_width"], on)
     copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), make_type(I32, "copied")]
+    slices, table = make_type(F32, "head", "slices", 2), make_type(F32, "vocab", "width")
     ops: dict[str, tuple[Callable[..., Any], Inputs]] = {
-        "embed": (
-            kernels.embed,
-            [last_token, make_type(I32, "tokens"), rows, make_type(F32, "vocab", "width")],
-        ),
+        "embed": (kernels.embed, [last_token, make_type(I32, "tokens"), rows, table]),
         "gather": (partial(kernels.copy_slots, gathers=True), copied),
         "scatter": (partial(kernels.copy_slots, gathers=False), copied),
         "mix": (kernels.mix, mix()),
@@ -193,13 +177,10 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         "taps": (kernels.taps, [x, rows, bounds, *taps, x]),
         "edit": (kernels.edit, edit(F32)),
         "edit_bfloat16": (kernels.edit, edit(BF16)),
-        "edit_slices": (_edit_slices, [*edit(F32), make_type(F32, "head", "slices", 2)]),
+        "edit_slices": (_edit_slices, [*edit(F32), slices]),
         "constrain": (kernels.constrain, constrain(F32)),
         "constrain_bfloat16": (kernels.constrain, constrain(BF16)),
-        "constrain_slices": (
-            _constrain_slices,
-            [*constrain(F32), make_type(F32, "head", "slices", 2)],
-        ),
+        "constrain_slices": (_constrain_slices, [*constrain(F32), slices]),
         "expand": (kernels.expand, [sampling, decode, decode, *message, make_type(I32, "fed")]),
         "sample": (kernels.sample, [last_token, logits, sampling, decode, decode]),
         "score": (kernels.score, [logits, sampling, *scoring]),
@@ -249,8 +230,7 @@ def _add_graph(module: Module, name: str, op: Callable[..., Any], inputs: Inputs
             for value, kind in zip(graph.inputs, inputs, strict=True)
         )
         outputs = op(*values)
-        if outputs is None:
-            outputs = ()
+        outputs = () if outputs is None else outputs
         graph.output(*(outputs if isinstance(outputs, tuple) else (outputs,)))
     kernel_libraries_paths: list[Path] = graph.kernel_libraries_paths
     return kernel_libraries_paths

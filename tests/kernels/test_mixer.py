@@ -1,4 +1,4 @@
-"""`srm_mix` against the oracle, and its bits against themselves."""
+"""`srm_mix` and `srm_taps` against the oracle, and their bits against themselves."""
 
 from __future__ import annotations
 
@@ -140,10 +140,8 @@ def test_a_slow_decay_is_exact_over_a_whole_context(ops: Ops) -> None:
     decay = np.array([0.9995, 0.9999, 0.9997, 1.0]) ** 0.25
     ones, zeros = np.ones((4, N_CTX), np.float32), np.zeros((4, N_CTX), np.float32)
     rows = Rows(np.ones((N_CTX, 64), np.float32), ints(0), ints(0), ints(0), ints(0, N_CTX))
-    state, unit = (
-        np.zeros((1, UNITS * 64), np.float32),
-        Unit(ones, ones, zeros, in_two(decay), zeros),
-    )
+    state = np.zeros((1, UNITS * 64), np.float32)
+    unit = Unit(ones, ones, zeros, in_two(decay), zeros)
     T = run(ops, state, rows, unit).reshape(N_CTX, 4, 16)[:, :, 0].T
     expected = np.cumsum(decay[:, None] ** np.arange(N_CTX), axis=1)
     assert np.abs(T / expected - 1).max() < 5e-6
@@ -184,3 +182,77 @@ def test_offsets_into_a_large_pool_are_64_bit(cpu_ops: Ops) -> None:
     far = rows._replace(read_slots=used[rows.read_slots], write_slots=used[rows.write_slots])
     np.testing.assert_array_equal(run(cpu_ops, pool, far, unit), y)
     np.testing.assert_array_equal(pool[used], small)
+
+
+TAPS_N_CTX = 512
+
+TapsInputs = list[npt.NDArray[np.generic]]
+
+
+def make_taps(
+    rng: np.random.Generator,
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    width: int,
+    kernel_size: int,
+) -> TapsInputs:
+    """A batch and a layer's taps, in the order of the op's inputs."""
+
+    def normal(*shape: int) -> npt.NDArray[np.float32]:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return [
+        normal(sum(lengths), width),
+        np.array(positions, np.int32),
+        np.cumsum([0, *lengths]).astype(np.int32),
+        normal(kernel_size, TAPS_N_CTX),
+        normal(TAPS_N_CTX),
+        normal(sum(lengths), width),
+    ]
+
+
+def check_taps(ops: Ops, inputs: TapsInputs) -> None:
+    exact: list[Any] = [a.astype(np.float64) if a.dtype == np.float32 else a for a in inputs]
+    (y,) = ops.run("taps", *inputs)
+    np.testing.assert_allclose(y, oracle.taps(*exact), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 2, 4, 7, 64])
+@pytest.mark.parametrize("width", [1, 5, 16, 33, 96])
+def test_taps_of_widths_on_both_sides_of_the_kernel(ops: Ops, width: int, kernel_size: int) -> None:
+    rng = np.random.default_rng(width)
+    lengths, positions = [1, 0, 5, 0, 1, 30, 0], [0, 4, TAPS_N_CTX - 5, 0, 17, 0, 1]
+    check_taps(ops, make_taps(rng, lengths, positions, width, kernel_size))
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1] * 100])
+def test_taps_of_any_mixture_of_lengths(ops: Ops, lengths: list[int]) -> None:
+    rng = np.random.default_rng(len(lengths))
+    positions = rng.integers(TAPS_N_CTX, size=len(lengths)).tolist()
+    check_taps(ops, make_taps(rng, lengths, positions, 8, 3))
+
+
+def test_nothing_left_of_channel_0_is_read(ops: Ops) -> None:
+    """The last channels of a token lie in memory before the first ones of the next."""
+    q, *rest = make_taps(np.random.default_rng(0), [2], [0], 40, 4)
+    (y,) = ops.run("taps", q, *rest)
+    poisoned = q.copy()
+    poisoned[0] = np.nan
+    (with_nan,) = ops.run("taps", poisoned, *rest)
+    np.testing.assert_array_equal(with_nan[1], y[1])
+    assert np.isnan(with_nan[0]).all()
+
+
+def test_taps_of_a_token_have_the_same_bits_in_any_company(ops: Ops) -> None:
+    lengths, positions = [300, 200, 1, 77], [0, 100, 511, 9]
+    inputs = make_taps(np.random.default_rng(0), lengths, positions, 160, 4)
+    (whole,) = ops.run("taps", *inputs)
+    q, _, offsets, weight, beta, residual = inputs
+    for position, begin, end in zip(positions, offsets[:-1], offsets[1:], strict=True):
+        for step in (1, 64, 300):
+            for first in range(begin, end, step):
+                few = slice(first, min(first + step, end))
+                where = [position + first - begin], [0, few.stop - few.start]
+                rows = (np.array(values, np.int32) for values in where)
+                (alone,) = ops.run("taps", q[few], *rows, weight, beta, residual[few])
+                np.testing.assert_array_equal(alone, whole[few])

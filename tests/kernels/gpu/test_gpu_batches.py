@@ -14,16 +14,16 @@ from srm.engine.steps.batch import F32
 from srm.engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import widened
-from tests.kernels.test_expand import SIZES, rows_of
+from tests.kernels.test_embedding import SIZES, rows_of
 from tests.kernels.test_mixer import (
     N_CTX,
     Rows,
     make_rows,
     make_state,
+    make_taps,
     make_unit,
     residual_of,
 )
-from tests.kernels.test_taps import make as make_taps
 from tests.kit.ptx.ptx import Counts, Kernel, compiled
 
 BLOCK = 256

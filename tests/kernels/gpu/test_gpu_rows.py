@@ -178,8 +178,11 @@ def test_a_row_that_is_drawn_from_slices_takes_few_instructions_of_warps(
     kernels: dict[str, Kernel],
 ) -> None:
     """Of those of all logits a sixth, and a sixteenth of their bytes."""
-    instructions, moved = row_counts(kernels, Settings())
-    assert instructions <= 550 and moved <= 2 * LONG / 15
+    bits, logits = rounded(np.random.default_rng(0).normal(0, 2, (WARPS, LONG)))
+    rows = [Settings()] * WARPS
+    kernel, slices = kernel_for(kernels, "sample_slices", LONG), slices_of(logits, rows)
+    *_, ran = counted(kernel, bits, rows, slices, WARPS)
+    assert ran.warp_instructions <= 550 * WARPS and sum(ran.moved[:2]) <= WARPS * 2 * LONG / 15
 
 
 USUAL = ", ".join([kind for kind in ROWS if kind != "denormal"])
@@ -235,32 +238,29 @@ def test_a_long_row_takes_few_instructions_of_warps_for_a_logit(
         assert ran.moved[0] <= (reads + 0.15) * bits.nbytes, kind
 
 
-@pytest.mark.parametrize(
-    ("vocab", "dtype"),
-    [(2048, "bfloat16"), (8192, "bfloat16"), (9000, "bfloat16"), (5000, "float32")],
-)
-def test_rows_of_any_shape(kernels: dict[str, Kernel], vocab: int, dtype: str) -> None:
-    rng = np.random.default_rng(vocab)
-    logits = np.array([make(rng, vocab) for make in ROWS.values()], np.float32)
-    given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
-    rows = [random_settings(rng, vocab) for _ in logits]
-    check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
-
-
-@pytest.mark.parametrize(
-    ("vocab", "dtype"),
-    [(2048, "bfloat16"), (8192, "bfloat16"), (9000, "bfloat16"), (5000, "float32")],
-)
-def test_few_of_a_row_of_any_shape(kernels: dict[str, Kernel], vocab: int, dtype: str) -> None:
-    rng = np.random.default_rng(vocab)
-    logits = np.array([make(rng, vocab) for make in ROWS.values()], np.float32)
-    given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
+def few(rng: np.random.Generator, vocab: int) -> list[Settings]:
+    """Settings that keep few tokens, up to the number that is compared at once and beyond it."""
     most = [1, 2, 5, 20, 50, 60, 100, 120, 128, 129, 2, 90]
     others = zip([1, 0.7, 3] * 4, [0.9, 1, 0.3, 0.99] * 3, [0, 0, 0, 0.01] * 3, strict=True)
-    rows = [
-        Settings(t, top_k, top_p, min_p)
-        for top_k, (t, top_p, min_p) in zip(most, others, strict=True)
-    ]
+    return [Settings(t, k, p, min_p) for k, (t, p, min_p) in zip(most, others, strict=True)]
+
+
+def of_any_kind(rng: np.random.Generator, vocab: int) -> list[Settings]:
+    return [random_settings(rng, vocab) for _ in ROWS]
+
+
+@pytest.mark.parametrize("make_settings", [of_any_kind, few])
+@pytest.mark.parametrize(
+    ("vocab", "dtype"),
+    [(2048, "bfloat16"), (8192, "bfloat16"), (9000, "bfloat16"), (5000, "float32")],
+)
+def test_rows_of_any_shape(
+    kernels: dict[str, Kernel], vocab: int, dtype: str, make_settings: Callable[..., list[Settings]]
+) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = np.array([make(rng, vocab) for make in ROWS.values()], np.float32)
+    given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
+    rows = make_settings(rng, vocab)
     check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
 
 
@@ -281,16 +281,6 @@ def test_top_p_is_of_what_top_k_keeps(kernels: dict[str, Kernel], vocab: int) ->
     bits, logits = rounded(np.tile(-np.arange(vocab) / 8, (12, 1)))
     rows = [Settings(4, top_k=4, top_p=0.5)] * 12
     check(logits, rows, *draw(kernel_for(kernels, "sample", vocab), bits, rows))
-
-
-def row_counts(kernels: dict[str, Kernel], settings: Settings) -> tuple[float, float]:
-    """What sampling of LONG normal logits and their slices takes a row, of as many as a block has:
-    instructions of warps, bytes of logits and slices."""
-    bits, logits = rounded(np.random.default_rng(0).normal(0, 2, (WARPS, LONG)))
-    rows = [settings] * WARPS
-    kernel, slices = kernel_for(kernels, "sample_slices", LONG), slices_of(logits, rows)
-    *_, ran = counted(kernel, bits, rows, slices, WARPS)
-    return ran.warp_instructions / WARPS, sum(ran.moved[:2]) / WARPS
 
 
 @pytest.mark.parametrize("vocab", [300, 8192])

@@ -257,22 +257,10 @@ def test_every_product_of_the_benchmarks_is_right() -> None:
         check(kind.removeprefix(SMALL), run(text, kind, rows, int(depth), int(columns)))
 
 
-needs_ptxas = pytest.mark.skipif(
-    shutil.which("ptxas") is None, reason="needs CUDA's assembler, ptxas"
-)
-
-
-@needs_ptxas
-def test_nothing_spills(kernels: dict[str, str], tmp_path: Path) -> None:
-    for kind in KINDS:
-        name = f"{kind} {COLUMNS} 512"
-        check_registers(name, kernels[name], tmp_path)
-
-
-@needs_ptxas
-@pytest.mark.slow
-def test_nothing_of_the_benchmarks_spills(tmp_path: Path) -> None:
-    for name, text in compile_kernels("wide").items():
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs CUDA's assembler, ptxas")
+@pytest.mark.parametrize("defines", [[], pytest.param(["wide"], marks=pytest.mark.slow)])
+def test_nothing_spills(defines: list[str], tmp_path: Path) -> None:
+    for name, text in compile_kernels(*defines).items():
         check_registers(name, text, tmp_path)
 
 
