@@ -69,7 +69,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     virtual_steps(monkeypatch, Toys())
 
 
-def test_a_sweep_and_its_repetition_do_not_measure_the_servers_prefix_cache(
+def test_sweeps_do_not_measure_a_servers_prefix_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each step sent the prompts of the step before, so throughput grew with what was cached."""

@@ -174,9 +174,7 @@ def test_rows_that_slices_do_not_tell_are_sampled_from_all_logits(
         check(logits[::2], rows[::2], tokens[::2], logprobs[::2], range(0, 16, 2))
 
 
-def test_a_row_that_is_drawn_from_slices_takes_few_instructions_of_warps(
-    kernels: dict[str, Kernel],
-) -> None:
+def test_a_row_drawn_from_slices_takes_few_instructions(kernels: dict[str, Kernel]) -> None:
     """Of those of all logits a sixth, and a sixteenth of their bytes."""
     bits, logits = rounded(np.random.default_rng(0).normal(0, 2, (WARPS, LONG)))
     rows = [Settings()] * WARPS

@@ -106,7 +106,7 @@ def test_an_op_that_nobody_counts_is_an_error() -> None:
         count_op("call", MODEL, "float32", "cpu", 1)
 
 
-def test_streams_are_measured_for_what_they_move() -> None:
+def test_streams_are_measured_by_the_bytes_they_move() -> None:
     memory = measure_memory("cpu", 2, values=1_000)
     moved = [(item["stream"], item["bytes"]) for item in memory]
     assert moved == [("copy", 8_000), ("add", 12_000), ("read", 4_000)]

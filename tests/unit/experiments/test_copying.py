@@ -51,7 +51,7 @@ def test_widths_share_a_length_and_lengths_a_width() -> None:
     assert config.grid == [(32, 4), (32, 8), (64, 8)]
 
 
-def test_variants_are_what_they_are_called() -> None:
+def test_variants_have_the_parts_in_their_names() -> None:
     config = copying.CopyingConfig()
     for variant in copying.VARIANTS:
         made = copying.model(config, variant, 32, 8)
@@ -102,7 +102,7 @@ def test_all_treatments_of_decays_are_trained_and_shown(run_tiny: Experiment) ->
     assert "<!-- a fiftieth -->" in picture and "chance is 0.333" in text
 
 
-def test_treatments_of_decays_are_what_they_are_called() -> None:
+def test_treatments_set_decays_and_their_rates() -> None:
     config = memory.MemoryConfig(d_model=8)
     wanted: dict[str, list[float]] = {"no decay": [], "as published": [1.0] * 8}
     wanted["a fiftieth"] = [0.95] * 4 + [1] * 4

@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from research.experiments.forms import (
-    FORMS,
-    FormsConfig,
-    is_followed,
-    limitation,
-    measure,
-    page,
-)
+from research.experiments.forms import FORMS, FormsConfig, is_followed, limitation, measure, page
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import in_fresh_process
 from srm.engine.config import ModelConfig

@@ -95,7 +95,7 @@ def test_a_decoder_sees_nothing_but_the_embedding() -> None:
     assert torch.equal(model(ids), model(other))
 
 
-def test_the_page_says_what_learning_changes() -> None:
+def test_the_page_compares_trained_and_untrained_encoders() -> None:
     losses = {
         case: [4.0 - 0.5 * case.endswith("untrained") + noise for noise in (0.0, 0.1)]
         for case in information.CASES

@@ -152,13 +152,13 @@ def test_trainers_differ_by_problem_and_by_seed() -> None:
     assert trainers.difference(RESULTS, "known") == pytest.approx((0.5, 0.1))
 
 
-def test_what_lies_within_the_errors_agrees() -> None:
+def test_differences_within_the_errors_agree() -> None:
     sentence = trainers.agreement(RESULTS)
     assert "0.0000 ± 0.1414 of held-out problems, within 2 errors" in sentence
     assert "+0.5000 ± 0.1000 of those learned from, beyond 2 errors" in sentence
 
 
-def test_the_page_has_what_was_learned_and_what_it_took() -> None:
+def test_the_trainers_page_has_results_and_times() -> None:
     text = "\n".join(trainers.page(trainers.TrainersConfig(seeds=(0, 1)), RESULTS))
     assert "| TRL | 0.6000 | +0.4000 ± 0.0000 | 0.5000, 0.7000 | 0.8000 | +0.6000" in text
     assert "| start | 0.2000 | – | – | 0.2000 | – | – |" in text

@@ -57,7 +57,7 @@ def test_objectives(text: str, parts: tuple[str, str], limit: float) -> None:
         ("condition", "is not a name", "errors!=0"),
     ],
 )  # fmt: skip
-def test_what_is_no_objective_or_condition(kind: str, message: str, texts: str) -> None:
+def test_other_objectives_and_conditions_are_refused(kind: str, message: str, texts: str) -> None:
     for text in texts.split():
         with pytest.raises(ConfigError, match=f"^{kind} ") as error:
             objectives.parse(text) if kind == "objective" else objectives.check(summary(), [text])
@@ -91,7 +91,7 @@ def test_what_is_no_objective_or_condition(kind: str, message: str, texts: str) 
         ("concurrency_max<=3", {"concurrency_max": 3}, "concurrency_max is 3"),
     ],
 )
-def test_conditions_hold_too_for_what_was_not_measured(
+def test_conditions_hold_for_unmeasured_values_too(
     text: str, fields: dict[str, object], held: str
 ) -> None:
     joined = "".join(objectives.check(summary(**fields), [text]))

@@ -76,7 +76,7 @@ def test_the_formats(
         ("a.jsonl", None, "cannot read"),
     ],
 )  # fmt: skip
-def test_what_is_no_trace_is_told_by_file_and_line(
+def test_broken_traces_are_named_by_file_and_line(
     tmp_path: Path, name: str, text: str | None, message: str
 ) -> None:
     if text is not None:

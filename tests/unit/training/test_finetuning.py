@@ -92,9 +92,7 @@ def test_each_form_is_told_apart_and_its_second_half_marked(base: Path, tmp_path
     )
 
 
-def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
-    base: Path, tmp_path: Path
-) -> None:
+def test_tokens_are_those_of_the_server_with_an_end(base: Path, tmp_path: Path) -> None:
     text = Text(base)
     rows = read_rows(base, lines(tmp_path / "a.jsonl", {"messages": CHAT}, PAIRS[9]))
     chat, pair = encode(rows, text)
@@ -279,9 +277,7 @@ def test_a_resumed_run_has_the_best_weights_of_before(
         sft(halves)
 
 
-def test_two_processes_have_the_losses_and_the_best_weights_of_one(
-    base: Path, tmp_path: Path
-) -> None:
+def test_two_processes_find_a_single_processes_best_weights(base: Path, tmp_path: Path) -> None:
     config = settings(base, tmp_path, *PAIRS[:43], epochs=2, micro_batches=2, evaluate_every=3)
     expected = sft(config)
     flags: dict[str, Any] = {"epochs": 2, "batch_rows": 8, "micro_batches": 2, "evaluate_every": 3}

@@ -140,7 +140,7 @@ def test_a_seal_is_of_what_stands_before_it(tmp_path: Path, content: bytes) -> N
     assert not is_sealed(path)
 
 
-def test_what_cannot_be_written_is_named(texts: Path, tmp_path: Path) -> None:
+def test_unwritable_places_are_named(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"output: .*texts\.txt/run: Not a directory"):
         pretrain(config(texts, texts / "run"))
     (tmp_path / "loss.svg").mkdir()

@@ -176,9 +176,7 @@ def test_weights_that_fit_no_texts_are_refused(weights: tuple[float, ...]) -> No
 
 
 @pytest.mark.parametrize("windows", ["packed", "documents"])
-def test_documents_of_a_row_are_trained_on_as_if_each_stood_alone(
-    tmp_path: Path, windows: str
-) -> None:
+def test_documents_of_a_row_are_trained_on_apart(tmp_path: Path, windows: str) -> None:
     """The loss of the first update and of the evaluation is that of each document by itself."""
     lines = [{"text": p.prompt + p.solution} for p in islice(problems("train", 0), 300)]
     file = tmp_path / "texts.jsonl"
@@ -344,7 +342,7 @@ def test_a_batch_in_parts_is_the_same_batch(tmp_path: Path) -> None:
     assert parts == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was_saved(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_a_run_and_keeps_its_save(tmp_path: Path) -> None:
     _run(tmp_path, steps=4)
     saved = (tmp_path / "run.pt").read_bytes()
     with pytest.raises(ConfigError, match=r"loss of step \d+ is (nan|inf): lower learning_rate"):
@@ -358,7 +356,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was_saved(tmp_path
 
 
 @pytest.mark.parametrize("shard", ["false", "true"])
-def test_two_processes_have_the_losses_of_one(texts: Path, tmp_path: Path, shard: str) -> None:
+def test_two_processes_have_the_losses_of_a_single_process(
+    texts: Path, tmp_path: Path, shard: str
+) -> None:
     config = msgspec.structs.replace(TINY, texts=(texts,), precision="float32", **ON_TEXTS)
     expected = pretrain(msgspec.structs.replace(config, output=tmp_path / "one"))
     sizes = {**SIZES, **ON_TEXTS, "batch_tokens": 256, "warmup_steps": 2, "max_vocab_size": 400}

@@ -134,7 +134,7 @@ def _puzzles(seed: int, size: int, is_chain: bool) -> SolvedPuzzles:
 
 @pytest.mark.parametrize("size", countdown.SIZES)
 @pytest.mark.parametrize("form", ["chain", "steps", "pool", "direct"])
-def test_written_answers_are_right_and_those_of_other_problems_wrong(form: Form, size: int) -> None:
+def test_written_answers_are_right_for_their_problem_alone(form: Form, size: int) -> None:
     solved = _puzzles(1, size, form == "chain")
     ids, start, lengths = countdown.write(solved, form)
     assert len(ids) > 50

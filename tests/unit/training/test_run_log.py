@@ -55,7 +55,7 @@ def values(folder: Path) -> dict[str, dict[int, float | None]]:
     return logged
 
 
-def test_a_log_has_each_update_once_and_what_was_seen_at_saves(
+def test_a_log_has_each_update_and_each_save_once(
     texts: Path, tmp_path: Path, stop_at: StopAt
 ) -> None:
     """Also of a run that was cut off after an update that it had not saved."""

@@ -241,7 +241,7 @@ def test_no_tokenizer_replaces_a_text_it_is_made_of(folder: Path) -> None:
     assert (folder / "b.jsonl").read_bytes() == before
 
 
-def test_an_epoch_has_each_window_once_and_the_next_another_order() -> None:
+def test_epochs_have_each_window_once_in_orders_of_their_own() -> None:
     """A batch depends on seed and index alone."""
     ids = np.arange(1001, dtype=np.uint16)
     batches, same, other = (PackedBatches(ids, rows=4, length=10, seed=seed) for seed in (3, 3, 4))

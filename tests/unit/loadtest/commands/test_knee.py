@@ -25,9 +25,7 @@ NAN = math.nan
 
 
 def search_points(
-    throughput: Callable[[float], float],
-    good: Callable[[float], float] | None = None,
-    **given: Any,
+    throughput: Callable[[float], float], good: Callable[[float], float] | None = None, **given: Any
 ) -> list[Point]:
     """The points of a whole search: for the knee, or for the largest good load."""
     config, points = SweepConfig(**{"max_load": 4096.0} | given), list[Point]()

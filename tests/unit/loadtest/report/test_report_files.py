@@ -84,11 +84,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         run_of(f"60 `late` {EVIL}", rate=60, seconds=4, served_model_name=EVIL),
         run_of("10 `late`", rate=10, seconds=4),
     ]
-    more: dict[str, Any] = {
-        "knee": "poisson 60/s",
-        "knee_may_lie_beyond": True,
-        "outcome": OUTCOME,
-    }
+    more: dict[str, Any] = {"knee": "poisson 60/s", "knee_may_lie_beyond": True, "outcome": OUTCOME}
     return folder, runs, write_reports(folder, runs, title=EVIL, **more)
 
 
@@ -102,7 +98,7 @@ def test_json_gives_back_what_was_written(single: Single, sweep: Sweep) -> None:
     content = msgspec.json.decode((single[0] / "report.json").read_bytes())
     assert content["schema"] == SCHEMA == "srm-loadtest-1"
     assert list(content) == [
-        *("schema", "title", "command", "runs", "knee", "knee_may_lie_beyond", "outcome"),
+        *("schema", "title", "command", "runs", "knee", "knee_may_lie_beyond", "outcome")
     ]
     (run,) = content["runs"]
     assert list(run) == [

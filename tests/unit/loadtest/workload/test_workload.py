@@ -241,7 +241,7 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
         ("chat", {"messages": PARTS}, {"messages": PARTS}, -1),
     ],
 )  # fmt: skip
-def test_what_a_line_says_is_kept(
+def test_the_fields_of_a_line_are_kept(
     tmp_path: Path, api: Api, line: dict[str, Any], fields: dict[str, Any], num_tokens: int
 ) -> None:
     result = prompts_of(tmp_path, line | {"max_tokens": 9}, api=api).make_prompt(3)
