@@ -65,21 +65,6 @@ async def test_an_open_loop_that_is_stopped_sends_no_more() -> None:
     assert list(sent.planned) == [0] and loop.planned(1.0) == 1
 
 
-async def test_a_closed_loop_keeps_its_number_under_way() -> None:
-    loop = ClosedLoop(100, iter(range(1, 501, 2)), WORKLOAD, 0.0)
-    sent, ended = Sent(loop), 0
-    while not sent.over.is_set():
-        await asyncio.sleep(0)
-        if len(sent.planned) - ended == 100:
-            loop.ended("none")
-            ended += 1
-        assert len(sent.planned) - ended <= 100
-    assert list(sent.planned) == list(range(1, 501, 2))
-    turns = list(sent.planned.values())
-    assert turns[:100] == [0.0] * 100
-    assert turns == sorted(turns)
-
-
 async def test_a_closed_loop_begins_none_after_its_duration() -> None:
     loop = ClosedLoop(2, iter(range(10**9)), WORKLOAD, 0.02)
     sent = Sent(loop)
