@@ -1,7 +1,8 @@
-"""An engine process of the tests' own, for all tests of this folder."""
+"""An engine process of the tests' own, and models, for all tests of this folder."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,16 @@ def raw(endpoint: str) -> Iterator[RawClient]:
     client = RawClient(endpoint)
     yield client
     client.close()
+
+
+@pytest.fixture(scope="module")
+def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has model folders `0` and `1`, which differ in their weights."""
+    root = tmp_path_factory.mktemp("weights")
+    for seed in ("0", "1"):
+        shutil.copytree(text_model, root / seed)
+        (root / seed / "seed").write_text(seed)
+    return root
 
 
 @pytest.fixture

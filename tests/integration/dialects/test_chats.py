@@ -5,18 +5,13 @@ That their streams add up, tests/integration/http/test_streams.py says.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 from tests.kit.serving import (
     CHATS,
-    ROOT,
     TEXT_MODEL,
     Server,
     complete,
-    error_of,
     events_of,
     parts_of,
 )
@@ -79,15 +74,12 @@ def test_an_answer_may_begin_with_the_last_message(server: Server) -> None:
     assert of_the_user["choices"] == ask(server, seed=3, max_tokens=5)["choices"]
 
 
-BATCH = f"{CHATS}/batch"
-
-
 def test_several_chats_are_answered_each_by_itself(server: Server) -> None:
     chats = [MESSAGES, MESSAGES[1:], [{"role": "user", "content": "cat"}]]
     fields = {"n": 2, "seed": 3, "max_tokens": 9, "logprobs": True, "return_token_ids": True}
     rules = [{"match": "a"}, {"match": "e"}, {"not": {"match": "a"}}]
     body = {"messages": chats, "verify": rules, **fields}
-    reply = server.http.post(BATCH, json=body).json()
+    reply = server.http.post(f"{CHATS}/batch", json=body).json()
     assert [choice["index"] for choice in reply["choices"]] == [*range(6)]
     for i, (chat, rule) in enumerate(zip(chats, rules, strict=True)):
         alone = ask(server, **{**fields, "messages": chat, "verify": rule})
@@ -97,57 +89,8 @@ def test_several_chats_are_answered_each_by_itself(server: Server) -> None:
     assert reply["object"] == "chat.completion" and reply["prompt_token_ids"] is None
 
 
-def test_several_chats_are_refused_with_the_one_at_fault(server: Server) -> None:
-    faults: list[tuple[dict[str, Any], str, str]] = [
-        ({"messages": MESSAGES}, "messages", "messages[0] must be a list of 1 to"),
-        ({"messages": []}, "messages", "messages must be a list of 1 to 4096 lists of messages"),
-        ({"messages": [MESSAGES, [{"role": "user"}]]}, "messages", "messages[1][0] must be"),
-        ({"messages": [MESSAGES], "stream": True}, "stream", "several chats in one request"),
-        ({"messages": [MESSAGES], "echo": True}, "echo", "several chats"),
-        ({"messages": [MESSAGES], "prompt_logprobs": 0}, "prompt_logprobs", "several chats"),
-        ({"messages": [MESSAGES] * 2, "n": 1_501}, "n", "1501 of 2 prompts"),
-        ({"messages": [MESSAGES], "max_tokens": 0}, "max_tokens", "at least 1"),
-    ]
-    for body, param, message in faults:
-        error = error_of(server.http.post(BATCH, json=body))
-        assert error["param"] == param
-        assert message in error["message"]
-
-
 def test_without_a_limit_an_answer_may_fill_the_context(server: Server) -> None:
     reply = ask(server, ignore_eos=True)
     assert reply["usage"]["total_tokens"] == TEXT_MODEL.n_ctx + 1
     assert reply["choices"][0]["finish_reason"] == "length"
     assert reply["prompt_logprobs"] is None
-
-
-def test_logprobs_are_those_of_completions(server: Server) -> None:
-    fields = {"seed": 5, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
-    chat = ask(server, logprobs=True, top_logprobs=3, **fields)["choices"][0]
-    expected = plain(server, logprobs=3, **fields)["choices"][0]["logprobs"]
-    entries = chat["logprobs"]["content"]
-    assert chat["logprobs"]["refusal"] is None
-    assert [entry["token"] for entry in entries] == expected["tokens"]
-    assert [entry["logprob"] for entry in entries] == expected["token_logprobs"]
-    for entry, top in zip(entries, expected["top_logprobs"], strict=True):
-        likeliest = {other["token"]: other["logprob"] for other in entry["top_logprobs"]}
-        assert len(entry["top_logprobs"]) == 3
-        assert likeliest.items() <= top.items()
-        assert list(likeliest.values()) == sorted(likeliest.values(), reverse=True)
-    spoken = b"".join(bytes(entry["bytes"] or ()) for entry in entries)
-    assert spoken.decode(errors="replace") == chat["message"]["content"]
-    as_ids = ask(server, logprobs=True, return_tokens_as_token_ids=True, **fields)["choices"][0]
-    assert [(entry["token"], entry["top_logprobs"]) for entry in as_ids["logprobs"]["content"]] == [
-        (f"token_id:{token}", []) for token in as_ids["token_ids"]
-    ]
-
-
-def test_a_template_that_is_none_ends_the_start(text_model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "mine.jinja"
-    file.write_text("{{ a")
-    flags = [f"--model={text_model}", "--port=0", f"--chat-template={file}"]
-    command = [sys.executable, "-m", "srm.server", "api", *flags]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 3
-    assert "the chat template is not one: line 1: " in ended.stderr
-    assert "Traceback" not in ended.stderr

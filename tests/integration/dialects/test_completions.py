@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +9,6 @@ import pytest
 
 from srm.server.routes.health import VERSION
 from tests.kit.serving import (
-    EOS_PROMPT,
-    SERVER_FLAGS,
     TEXT_MODEL,
     Server,
     choice_of,
@@ -21,8 +17,6 @@ from tests.kit.serving import (
     events_of,
     wait_until,
 )
-
-PROMPT = [5, 6, 7]
 
 
 def ids_of(answer: dict[str, Any]) -> list[list[int]]:
@@ -62,7 +56,7 @@ def test_usage_counts_prompts_once_and_all_choices(server: Server) -> None:
     assert longest["usage"]["completion_tokens"] == 1
 
 
-def test_a_prompt_that_begins_like_an_earlier_one_is_fed_from_there_on(server: Server) -> None:
+def test_feeds_a_known_beginning_once(server: Server) -> None:
     names = ("cached_tokens", "prefix_hits", "prefill_tokens")
     before = {name: server.metric(f"srm_engine_{name}_total") for name in names}
     header = [8, *range(2, 22)]
@@ -77,16 +71,6 @@ def test_a_prompt_that_begins_like_an_earlier_one_is_fed_from_there_on(server: S
     grown = {name: server.metric(f"srm_engine_{name}_total") - before[name] for name in names}
     assert grown == {"cached_tokens": 43, "prefix_hits": 2, "prefill_tokens": 22 + 22 + 2 + 22}
     assert server.metric("srm_engine_prefixes") >= 4
-
-
-def test_a_stop_token_is_counted_and_not_read(server: Server) -> None:
-    fields = {"max_tokens": 20, "seed": 5, "ignore_eos": True, "return_token_ids": True}
-    (ids,) = ids_of(complete(server, **fields))
-    answer = complete(server, stop_token_ids=[ids[4]], **fields)
-    (choice,) = answer["choices"]
-    assert choice["token_ids"] == ids[: ids.index(ids[4]) + 1]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[4])
-    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"])
 
 
 def test_what_clients_ask_before_they_send_work(server: Server) -> None:
@@ -111,24 +95,6 @@ def test_best_of_gives_the_likeliest_of_what_n_would_give(server: Server) -> Non
     for index, likely in enumerate(expected):
         assert scored["choices"][index] == {**likely, "index": index}
         assert plain["choices"][index] == {**likely, "index": index, "logprobs": None}
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({}, ""),
-        ({"skip_special_tokens": False}, ""),
-        ({"include_stop_str_in_output": True}, ""),
-        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "<|end_of_text|>"),
-        ({"skip_special_tokens": False, "stop": "end_of", "ignore_eos": True}, "<|"),
-    ],
-)
-def test_special_tokens_are_text_where_they_are_asked_for(
-    server: Server, fields: dict[str, Any], text: str
-) -> None:
-    choice = choice_of(server, prompt=EOS_PROMPT, temperature=0, return_token_ids=True, **fields)
-    assert (choice["text"], choice["finish_reason"]) == (text, "stop")
-    assert choice["token_ids"] == [TEXT_MODEL.eos_token_id]
 
 
 def test_what_the_tokenizer_adds_may_be_left_out(server: Server) -> None:
@@ -193,44 +159,3 @@ def test_what_is_only_noted_changes_nothing(server: Server) -> None:
     fields = {"max_tokens": 6, "seed": 2}
     noted = {"user": "someone", "metadata": {"run": "7"}, "priority": -5, "cache_salt": None}
     assert complete(server, **noted, **fields)["choices"] == complete(server, **fields)["choices"]
-
-
-def test_only_allowed_tokens_are_sampled_and_others_have_no_likelihood(server: Server) -> None:
-    allowed = [9, 40, 300, 319]
-    fields = {"prompt": PROMPT, "return_token_ids": True, "n": 20, "temperature": 5}
-    ids = ids_of(complete(server, allowed_token_ids=allowed, **fields))
-    assert {token for own_id in ids for token in own_id} == set(allowed)
-    banned = choice_of(server, prompt=PROMPT, allowed_token_ids=[8, 9], logprobs=3, max_tokens=2)
-    for top in banned["logprobs"]["top_logprobs"]:
-        assert sorted(top.values())[0] == -9999.0 < sorted(top.values())[1]
-
-
-def test_a_bias_is_added_and_the_scores_say_so(server: Server) -> None:
-    wants = {"prompt": PROMPT, "max_tokens": 1, "logprobs": 20, "temperature": 1, "seed": 3}
-    wants |= {"prompt_logprobs": 0, "return_tokens_as_token_ids": True}
-    without, biased = (choice_of(server, **wants, logit_bias=bias) for bias in ({}, {"77": 60}))
-    assert biased["logprobs"]["tokens"] == ["token_id:77"]
-    assert biased["logprobs"]["token_logprobs"][0] > -0.01
-    assert without["prompt_logprobs"] == biased["prompt_logprobs"]
-
-
-def test_bad_words_are_not_said(server: Server) -> None:
-    spelled = {str(token): 9 for token in range(256, 300)}  # tokens of several letters
-    wants = {"prompt": "the cat", "n": 50, "max_tokens": 30, "logit_bias": spelled, "seed": 4}
-    for words, says_them in (([], True), (["the", "cat sat"], False)):
-        choices = complete(server, **wants, bad_words=words)["choices"]
-        assert any(" the" in choice["text"] for choice in choices) == says_them
-
-
-def test_every_end_token_of_the_folder_ends_a_sample(text_model: Path, tmp_path: Path) -> None:
-    """One of them is of the tokenizer, the other of the padded vocabulary alone."""
-    folder = shutil.copytree(text_model, tmp_path / "model")
-    (folder / "generation_config.json").write_text('{"eos_token_id": [200, 310]}')
-    with Server(folder, *SERVER_FLAGS) as server:
-        for end in (200, 310):
-            answer = server.post(allowed_token_ids=[end], max_tokens=5, return_token_ids=True)
-            (choice,) = answer.json()["choices"]
-            assert (choice["finish_reason"], choice["token_ids"]) == ("stop", [end])
-        answer = server.post(structured_outputs={"choice": ["cat"]}, max_tokens=9)
-        (choice,) = answer.json()["choices"]
-        assert (choice["finish_reason"], choice["text"]) == ("stop", "cat")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.kit.bodies.refused import PREFIX, with_ids
 from tests.kit.serving import (
     CHATS,
     SERVER_FLAGS,
@@ -24,7 +25,6 @@ from tests.kit.serving import (
 USER = {"role": "user", "content": "the cat"}
 EOS = 1
 ASKED: dict[str, Any] = {"max_tokens": 4, "seed": 5, "return_token_ids": True}
-PREFIX = "required_prefix_token_ids"
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 
@@ -44,11 +44,6 @@ def answered(reply: dict[str, Any], index: int = 0) -> dict[str, Any]:
         "generation_token_ids": choice["token_ids"],
         "generation_log_probs": [-0.5] * len(choice["token_ids"]),
     }
-
-
-def with_ids(ids: list[int], prompt: list[int], **fields: Any) -> dict[str, Any]:
-    whole = {"role": "assistant", "content": "sat", **fields}
-    return {**whole, "prompt_token_ids": prompt, "generation_token_ids": ids}
 
 
 def tokens_of(server: Server, text: str) -> list[int]:
@@ -73,7 +68,6 @@ def fed(reply: dict[str, Any]) -> int:
 
 
 def test_of_twenty_turns_each_tokenizes_and_feeds_what_is_new(long: Server) -> None:
-    """The prompt is the ids of the turn before and the new part, as many tokens at every turn."""
     behind = tokens_of(long, "<|end_of_text|>\nuser: the cat\nassistant:")
     name = "srm_tokenized_tokens_total"
     messages, texts = [USER], [USER]
@@ -132,7 +126,6 @@ def test_a_message_may_be_continued_from_its_ids(server: Server) -> None:
 
 
 def test_calls_are_their_ids_too(server: Server) -> None:
-    """Between the ids and what follows the turn nothing of the calls is written again."""
     result = {"role": "tool", "tool_call_id": "1", "content": "2"}
     for ids in ([5], [5, EOS]):
         call = with_ids(ids, [0, 9], content=None, tool_calls=[CALL])
@@ -142,7 +135,6 @@ def test_calls_are_their_ids_too(server: Server) -> None:
 
 
 def test_all_ways_of_a_chat_begin_with_ids(server: Server) -> None:
-    """Streams, several samples, several chats."""
     chat = [USER, with_ids([5], [0, 9]), USER]
     whole = ask(server, chat, n=3)
     assert len({tuple(choice["token_ids"]) for choice in whole["choices"]}) > 1
@@ -166,37 +158,10 @@ def test_all_ways_of_a_chat_begin_with_ids(server: Server) -> None:
     ]
 
 
-BARE = {"role": "assistant"}
-LISTS = {"prompt_token_ids": [0], "generation_token_ids": [5]}
-
-
-@pytest.mark.parametrize(
-    ("message", "why"),
-    [
-        ({**LISTS, "generation_token_ids": [320]}, "messages[1] has token id 320; ids go from 0"),
-        ({**LISTS, "prompt_token_ids": [2**31]}, "token ids: Expected `int` <= 2147483647"),
-        ({**LISTS, "prompt_token_ids": [-1]}, "Expected `int` >= 0"),
-        ({**LISTS, "prompt_token_ids": []}, "`prompt_token_ids` may not be empty"),
-        ({**LISTS, "generation_token_ids": "AAAA"}, "Expected `array`, got `str`"),
-        ({**LISTS, "generation_token_ids": None}, "`generation_token_ids` is missing"),
-        ({"generation_token_ids": [5]}, "`prompt_token_ids` is missing"),
-        ({**LISTS, "role": "user"}, "only an assistant's message may have token ids"),
-        ({**LISTS, "content": None}, "the text that its token ids make is missing"),
-        ({**LISTS, "generation_token_ids": [5] * 128}, "128"),
-        ({**LISTS, "generation_log_probs": ["x"]}, "may have no text"),
-    ],
-)
-def test_ids_that_mean_nothing_are_refused(
-    server: Server, message: dict[str, Any], why: str
-) -> None:
-    whole = {**BARE, "content": "sat", **message}
-    for path in (CHATS, "/tokenize"):
-        body = {"messages": [USER, whole, USER]}
-        if path == "/tokenize" and why == "128":
-            continue  # which has no context to fit into
-        error = error_of(server.http.post(path, json=body))
-        assert error["param"] == "messages", error
-        assert why in error["message"], error
+def test_ids_fill_the_context_as_text_does(server: Server) -> None:
+    body = {"messages": [USER, with_ids([5] * 128, [0]), USER]}
+    error = error_of(server.http.post(CHATS, json=body))
+    assert error["param"] == "messages" and "128" in error["message"]
 
 
 def test_a_required_prefix_is_of_the_last_answer(server: Server) -> None:
@@ -205,39 +170,6 @@ def test_a_required_prefix_is_of_the_last_answer(server: Server) -> None:
     ids = ask(server, chat, **{PREFIX: [0, 9, 5, 6]})["prompt_token_ids"]
     assert ids[:4] == [0, 9, 5, 6]
     assert ids == ask(server, [USER, with_ids([6], [0, 9, 5]), USER])["prompt_token_ids"]
-
-
-def test_fields_that_go_against_ids_are_refused(server: Server) -> None:
-    chat = [USER, with_ids([5], [0, 9]), USER]
-    plain = [USER, {"role": "assistant", "content": "sat"}, USER]
-    for messages, fields, param in (
-        (chat, {PREFIX: [0, 9]}, PREFIX),
-        (chat, {"add_special_tokens": True}, "add_special_tokens"),
-        (plain, {PREFIX: [0], "add_special_tokens": True}, "add_special_tokens"),
-        (plain, {PREFIX: [320]}, PREFIX),
-        (plain[:1], {PREFIX: [0]}, PREFIX),
-    ):
-        for path in (CHATS, "/tokenize"):
-            error = error_of(server.http.post(path, json={"messages": messages, **fields}))
-            assert error["param"] == param, error
-    body = {"messages": [plain], PREFIX: [0]}
-    assert error_of(server.http.post(f"{CHATS}/batch", json=body))["param"] == PREFIX
-    wrong = [[USER], [USER, with_ids([320], [0])]]
-    error = error_of(server.http.post(f"{CHATS}/batch", json={"messages": wrong}))
-    assert error["message"].startswith("messages[1][1] has token id 320")
-
-
-def test_other_doors_take_no_ids(server: Server) -> None:
-    item = {**BARE, "content": "sat", **LISTS}
-    for path, field in (("/v1/responses", "input"), ("/v1/messages", "messages")):
-        body = {field: [USER, item, USER], "max_tokens": 4}
-        if field == "input":
-            body["max_output_tokens"] = body.pop("max_tokens")
-        reply = server.http.post(path, json=body)
-        assert reply.status_code == 400, reply.text
-        assert "token_ids" in reply.text
-        reply = server.http.post(path, json={**body, field: [USER], PREFIX: [0]})
-        assert reply.status_code == 400 and PREFIX in reply.text
 
 
 GENERATE, RENDER = "/inference/v1/generate", "/render"
@@ -258,9 +190,7 @@ SAMPLED: dict[str, Any] = {"max_tokens": 6, "seed": 5, "n": 2}
         {"stop": "e", "user": "u", "metadata": {"a": "b"}, "return_token_ids": True},
     ],
 )
-def test_what_is_rendered_samples_what_the_request_would(
-    server: Server, fields: dict[str, Any]
-) -> None:
+def test_rendered_requests_sample_the_same(server: Server, fields: dict[str, Any]) -> None:
     chat = [USER, with_ids([5], [0, 9]), USER]
     bodies: list[tuple[str, dict[str, Any]]] = [
         (CHATS, {"messages": chat}),
@@ -287,33 +217,11 @@ def test_what_is_rendered_samples_what_the_request_would(
         ]
 
 
-def test_what_generate_cannot_say_is_not_rendered(server: Server) -> None:
-    function = {"type": "function", "function": {"name": "f"}}
+def test_a_rendered_chat_has_its_tools_in_its_tokens(server: Server) -> None:
     chat: dict[str, Any] = {"messages": [USER]}
-    asked = {"prompt": "the cat"}
-    for path, body, param in (
-        (CHATS, {**chat, "until": {"match": "a"}}, "until"),
-        (CHATS, {**chat, "return": "counts"}, "return"),
-        (CHATS, {**chat, "tools": [function], "tool_choice": "required"}, "tool_choice"),
-        (CHATS, {**chat, "messages": [USER, with_ids([5], [0])], "echo": True,
-                 "continue_final_message": True}, "echo"),
-        (CHATS, {**chat, "prompt": "a"}, "prompt"),
-        (CHATS, {**chat, "model": "other"}, "model"),
-        (CHATS, {"messages": []}, "messages"),
-        ("/v1/completions", {**asked, "best_of": 3}, "best_of"),
-        ("/v1/completions", {**asked, "echo": True}, "echo"),
-        ("/v1/completions", {**asked, "verify": {"match": "a"}}, "verify"),
-        ("/v1/completions", {"prompt": [320]}, "prompt"),
-        ("/v1/completions", {"prompt": [0] * 129}, "prompt"),
-        ("/v1/completions", {"prompt": ["a"] * 3000, "stop": ["b" * 256] * 64}, "prompt"),
-        ("/v1/completions", {}, "prompt"),
-    ):  # fmt: skip
-        reply = server.http.post(path + RENDER, json=body)
-        assert reply.status_code in (400, 404), reply.text
-        assert reply.json()["error"]["param"] == param, reply.text
-    tools = {**chat, "tools": [function]}
-    shown = server.http.post(CHATS + RENDER, json=tools)
-    assert shown.status_code == 200
-    assert len(shown.json()["token_ids"]) > len(
-        server.http.post(CHATS + RENDER, json=chat).json()["token_ids"]
-    )
+    tools = {**chat, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    replies = [server.http.post(CHATS + RENDER, json=body) for body in (tools, chat)]
+    with_tools, without = (len(reply.json()["token_ids"]) for reply in replies)
+    assert with_tools > without
+    other = server.http.post(CHATS + RENDER, json={**chat, "model": "other"})
+    assert error_of(other, 404)["param"] == "model"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.integration.dialects.test_chats import MESSAGES, ask
 from tests.kit.serving import MAX_BODY_BYTES, Server
 
@@ -15,8 +13,6 @@ SYSTEM, QUESTION = (message["content"] for message in MESSAGES)
 USER = {"role": "user", "content": QUESTION}
 TOOL = {"name": "f", "input_schema": {"properties": {"x": {"enum": [1, 22]}}, "required": ["x"]}}
 ANY = {"tool_choice": {"type": "any"}}
-CALL = {"type": "tool_use", "id": "abcdefghi", "name": "f", "input": {"a": 1}}
-RESULT = {"type": "tool_result", "tool_use_id": "abcdefghi"}
 
 
 def send(server: Server, path: str = PATH, **fields: Any) -> Any:
@@ -94,59 +90,3 @@ def test_errors_are_anthropics_at_every_status(server: Server) -> None:
         reply = server.http.request(method, path, content=content)
         assert reply.status_code == status
         assert reply.json()["type"] == "error" and reply.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "way"),
-    [
-        ({"max_tokens": None}, "max_tokens", "max_tokens is required"),
-        ({"messages": []}, "messages", "a list of 1 to 4096 turns"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages", "messages[0] must have"),
-        (
-            {"messages": [USER, {"role": "user", "content": [{"type": "image"}]}]},
-            *("messages", "messages[1] must have"),
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            *("messages", "`text` is missing"),
-        ),
-        (
-            {"messages": [USER, {"role": "assistant", "content": ""}]},
-            *("messages", "no content to continue"),
-        ),
-        (
-            {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": ""}]}]},
-            *("messages", "no content to continue"),
-        ),
-        (
-            {"messages": [USER, {"role": "assistant", "content": [CALL]}]},
-            *("messages", "has tool calls"),
-        ),
-        (
-            {"messages": [USER, {"role": "user", "content": [RESULT]}], "system": "a"},
-            *("messages", 'messages[1]: tool_use_id = "abcdefghi" is the id of no tool_use'),
-        ),
-        (
-            {
-                "messages": [
-                    *(USER, {"role": "assistant", "content": [CALL]}),
-                    {"role": "user", "content": [RESULT] * 4094},
-                ]
-            },
-            *("messages", "messages[2]: messages must have at most 4096 turns and tool_results"),
-        ),
-        ({"tools": [{"type": "web_search_1", "name": "w"}]}, "tools", 'type, if any, is "custom"'),
-        (ANY, "tool_choice", "needs tools"),
-        ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice", "must be there with"),
-        ({"thinking": {"type": "enabled"}}, "thinking", 'send {"type":"disabled"}'),
-        ({"stop": ["a"]}, "stop", "leave it out or send []"),
-        ({"messages": [{"role": "user", "content": "the cat " * 99}]}, "messages", "context"),
-    ],
-)
-def test_a_refusal_names_the_field(
-    server: Server, fields: dict[str, Any], param: str, way: str
-) -> None:
-    reply = send(server, **fields)
-    assert reply.status_code == 400
-    error = reply.json()["error"]
-    assert (error["param"], way in error["message"]) == (param, True), error

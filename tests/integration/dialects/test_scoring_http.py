@@ -55,7 +55,7 @@ def test_lm_eval_reads_sums_and_greediness(server: Server) -> None:
     assert num_greedy >= 7
 
 
-def test_arrays_have_one_entry_more_than_the_prompt_also_when_it_stops(server: Server) -> None:
+def test_arrays_have_an_entry_more_than_the_prompt(server: Server) -> None:
     sampled = choice_of(server, prompt=PROMPT, return_token_ids=True, **LM_EVAL)["token_ids"]
     longest = [5 + i % 200 for i in range(TEXT_MODEL.n_ctx)]
     for prompt, fields, finish in (
@@ -102,7 +102,7 @@ def test_logprobs_are_the_models_own(server: Server, alternatives: int, temperat
             assert value == pytest.approx(row[int(name.removeprefix("token_id:"))], abs=1e-4)
 
 
-def test_echo_puts_the_prompt_before_the_text_and_scores_change_no_sample(server: Server) -> None:
+def test_echo_puts_the_prompt_before_the_text(server: Server) -> None:
     prompts = ["the cat", "sat é"]
     fields: dict[str, Any] = {"prompt": prompts, "n": 2, "max_tokens": 5, "seed": 1}
     plain, echoed, scored = (
@@ -180,9 +180,7 @@ NAMED = [7, 280, 5]
         {"allowed_token_ids": [5, 7, 9]},
     ],
 )
-def test_named_tokens_are_scored_in_the_place_of_each_sampled_one(
-    server: Server, edits: dict[str, Any]
-) -> None:
+def test_named_tokens_are_scored_beside_samples(server: Server, edits: dict[str, Any]) -> None:
     """As the likeliest would be: the same numbers, in whole replies, streams and arrays."""
     fields = {"prompt": PROMPT, "max_tokens": 6, "seed": 3, "ignore_eos": True, **edits}
     shown = {"return_token_ids": True, "return_tokens_as_token_ids": True}
@@ -217,7 +215,7 @@ def test_named_tokens_are_scored_in_the_place_of_each_sampled_one(
         assert np.array(expected) == pytest.approx(rows[:, NAMED], abs=1e-4)
 
 
-def test_named_tokens_are_scored_in_the_place_of_each_of_a_prompt(server: Server) -> None:
+def test_named_tokens_are_scored_beside_a_prompts(server: Server) -> None:
     fields = {"prompt": PROMPT, "max_tokens": 0, "prompt_logprobs": 0}
     named = {"prompt_logprob_token_ids": NAMED}
     first, *rest = choice_of(server, **fields, **named)["prompt_logprobs"]
@@ -234,9 +232,7 @@ def test_named_tokens_are_scored_in_the_place_of_each_of_a_prompt(server: Server
     assert ids.tolist() == [[-1] * 3] + [NAMED] * (len(PROMPT) - 1)
 
 
-async def test_minus_one_is_the_whole_vocabulary(
-    serve: Serve, endpoint: str, tiny_folder: Path
-) -> None:
+async def test_minus_one_is_all_tokens(serve: Serve, endpoint: str, tiny_folder: Path) -> None:
     """Where the setting reaches so far, which is -1 too; names may be as many."""
     serve(max_logprobs=-1)
     vocab = TINY.vocab_size
@@ -280,19 +276,13 @@ def test_the_last_tokens_of_a_prompt_are_scored_alone(server: Server) -> None:
         answer = complete(server, prompt=prompt, prompt_logprobs_start=start, **fields)
         assert answer["choices"][0]["prompt_logprobs"] == [None] * 50 + whole[50:]
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 49
-    assert (
-        choice_of(server, prompt=prompt, prompt_logprobs_start=-500, **fields)["prompt_logprobs"]
-        == whole
-    )
-    few = choice_of(server, prompt=prompt, max_tokens=2, prompt_logprobs=0, logprobs=1, seed=1,
-                    prompt_logprobs_start=60)  # fmt: skip
+    far = choice_of(server, prompt=prompt, prompt_logprobs_start=-500, **fields)
+    assert far["prompt_logprobs"] == whole
+    none = {"prompt_logprobs": 0, "prompt_logprobs_start": 60}
+    few = choice_of(server, prompt=prompt, max_tokens=2, logprobs=1, seed=1, **none)
     assert few["prompt_logprobs"] == [None] * 60
-    packed = unpacked(
-        choice_of(
-            server, prompt=prompt, prompt_logprobs_start=58, return_packed=True,
-            return_token_ids=True, **fields,
-        )
-    )["packed_prompt"]  # fmt: skip
+    fields |= {"prompt_logprobs_start": 58, "return_packed": True, "return_token_ids": True}
+    packed = unpacked(choice_of(server, prompt=prompt, **fields))["packed_prompt"]
     arrays = {name: base64.b64decode(packed[name]) for name in ("logprobs", "ranks")}
     logprobs = np.frombuffer(arrays["logprobs"], "<f4")
     assert np.isnan(logprobs[:58]).all() and len(logprobs) == 60
@@ -303,7 +293,7 @@ def test_the_last_tokens_of_a_prompt_are_scored_alone(server: Server) -> None:
     assert len(base64.b64decode(packed["top_token_ids"])) == 60 * 2 * 4
 
 
-async def test_without_a_tokenizer_token_ids_come_and_go(
+async def test_takes_ids_without_a_tokenizer(
     serve: Serve, endpoint: str, tiny_folder: Path
 ) -> None:
     serve()
@@ -317,12 +307,11 @@ async def test_without_a_tokenizer_token_ids_come_and_go(
         assert choice["logprobs"]["tokens"] == names
         offsets = [len("".join(names[:i])) for i in range(len(names))]
         assert choice["logprobs"]["text_offset"] == offsets
-        for param, refused in (
-            ("prompt", {"prompt": "the cat"}),
-            ("prompt", {"prompt": ["a", "b"]}),
-            ("stop", {"prompt": [5], "stop": "x"}),
-            ("bad_words", {"prompt": [5], "bad_words": ["x"]}),
-        ):
+        whole: list[tuple[str, dict[str, Any]]] = [
+            *(("prompt", {"prompt": prompt}) for prompt in ("the cat", ["a", "b"])),
+            *((name, {"prompt": [5], name: ["x"]}) for name in ("stop", "bad_words")),
+        ]
+        for param, refused in whole:
             status, reply = await Visit(app, refused, []).reply()
             error = json.loads(reply)["error"]
             assert (status, error["param"]) == (400, param)

@@ -50,9 +50,7 @@ def text_of(server: Server, tokens: list[int]) -> str:
     return str(answer_of(server, "/detokenize", tokens=tokens)["prompt"])
 
 
-def test_tokens_are_the_librarys_and_read_back_as_the_text(
-    server: Server, text_model: Path
-) -> None:
+def test_tokens_are_the_librarys_and_read_back(server: Server, text_model: Path) -> None:
     library = Tokenizer.from_file(str(text_model / "tokenizer.json"))
     for text in TEXTS:
         for adds, first in ((True, "<|begin_of_text|>"), (False, "")):
@@ -114,9 +112,7 @@ async def without_engine(
         yield client
 
 
-async def test_more_text_than_fits_is_refused(
-    text_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refuses_too_much_text(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenize, "MAX_CHARACTERS", 10)
     async with without_engine(text_model) as client:
         monkeypatch.setattr(tokenize, "AT_ONCE", 5)
@@ -126,9 +122,7 @@ async def test_more_text_than_fits_is_refused(
         assert "12 characters; at most 10" in error_of(reply)["message"]
 
 
-async def test_a_template_is_told_what_a_chat_says_and_one_that_raises_is_heard(
-    text_model: Path,
-) -> None:
+async def test_a_template_gets_the_chat_and_may_raise(text_model: Path) -> None:
     source = (
         "{% if messages | length > 1 %}{{ raise_exception('one at a time, please') }}{% endif %}"
         "{{ bos_token }}Q: {{ messages[0].content }}{{ mood }}"
@@ -155,9 +149,7 @@ THOUGHTS = [MESSAGES[0], {"role": "assistant", "content": "no", "reasoning_conte
 
 @pytest.mark.parametrize("source", [HINTS, HINTS.partition("{% if tools")[0]])
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
-async def test_a_chat_with_tools_has_the_tokens_of_its_prompt(
-    text_model: Path, source: str, choice: str
-) -> None:
+async def test_tokenizes_chats_with_tools(text_model: Path, source: str, choice: str) -> None:
     chat = {"messages": THOUGHTS, "tools": TOOLS, "tool_choice": choice}
     with closing(ChatTemplate(source, Text(text_model).special_tokens)) as template:
         async with without_engine(text_model, template) as client:

@@ -48,9 +48,7 @@ def ask(server: Server, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fields", "reason"), CASES)
-def test_every_call_is_one_that_its_schema_allows(
-    server: Server, fields: dict[str, Any], reason: str
-) -> None:
+def test_calls_meet_their_schemas(server: Server, fields: dict[str, Any], reason: str) -> None:
     choices = ask(server, n=20, **fields)["choices"]
     names = set()
     for choice in choices:
@@ -121,47 +119,25 @@ def test_calls_may_be_counted_and_enough_of_them_end_a_request(server: Server) -
     assert [own["function"]["arguments"] for [own] in calls] == ['{"x":22}'] * 2
 
 
-def test_a_schema_that_is_not_honoured_is_refused_with_its_place(server: Server) -> None:
-    wrong = {"type": "object", "properties": {"x": {"minimun": 3}}}
-    function = {"name": "f", "parameters": wrong, "strict": True}
-    body = {
-        "messages": [USER],
-        "tools": [NOW, {"type": "function", "function": function}],
-        "tool_choice": "required",
-    }
-    reply = server.http.post(CHATS, json=body)
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (400, "tools")
-    place = "tools: parameters of f: /properties/x/minimun: this keyword is not supported"
-    assert error["message"].startswith(place)
+ODD: list[tuple[Any, str]] = [
+    ({"type": "boolean", "not": {"const": 1}}, "/properties/x/not"),
+    ({"type": "array", "items": {"enum": [1]}, "uniqueItems": True}, "/properties/x/unique"),
+    ({"enum": [1, 2], "if": {}, "then": {}}, "/properties/x/if, {}/properties/x/then"),
+    ({"const": 1, "nullable": True, "é": 1}, "/properties/x/nullable, {}/properties/x/%C3%A9"),
+    ({"const": "a", "pattern": "(?i)a"}, "/properties/x/pattern"),
+    ({"type": "null", "contains": {}}, "/properties/x/contains"),
+    ({"const": 1, "items": [3]}, "/properties/x/items/0"),
+    ({"type": "boolean", "$ref": "#/nowhere"}, "/properties/x/$ref"),
+    ({"oneOf": [{"const": 1}, {"const": 1}]}, "/properties/x/oneOf"),
+    ({"type": "boolean", "format": "int32"}, "/properties/x/format"),
+    ({"type": "object", "patternProperties": {"a": {}, "b": {}}, "maxProperties": 0},
+     "/properties/x/patternProperties, {}/properties/x/maxProperties"),
+]  # fmt: skip
 
 
-ODD: list[tuple[dict[str, Any], str]] = [
-    ({"x": {"type": "boolean", "not": {"const": 1}}}, "/properties/x/not"),
-    ({"x": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}}, "/properties/x/unique"),
-    ({"x": {"enum": [1, 2], "if": {}, "then": {}}}, "/properties/x/if, {}/properties/x/then"),
-    (
-        {"x": {"const": 1, "nullable": True, "é": 1}},
-        "/properties/x/nullable, {}/properties/x/%C3%A9",
-    ),
-    ({"x": {"const": "a", "pattern": "(?i)a"}}, "/properties/x/pattern"),
-    ({"x": {"type": "null", "contains": {}}}, "/properties/x/contains"),
-    ({"x": {"const": 1, "items": [3]}}, "/properties/x/items/0"),
-    ({"x": {"type": "boolean", "$ref": "#/nowhere"}}, "/properties/x/$ref"),
-    ({"x": {"oneOf": [{"const": 1}, {"const": 1}]}}, "/properties/x/oneOf"),
-    ({"x": {"type": "boolean", "format": "int32"}}, "/properties/x/format"),
-    (
-        {"x": {"type": "object", "patternProperties": {"a": {}, "b": {}}, "maxProperties": 0}},
-        "/properties/x/patternProperties, {}/properties/x/maxProperties",
-    ),
-]
-
-
-@pytest.mark.parametrize(("properties", "places"), ODD)
-def test_names_what_a_lenient_schema_cannot_hold(
-    server: Server, properties: dict[str, Any], places: str
-) -> None:
-    schema = {"type": "object", "properties": properties, "required": ["x"]}
+@pytest.mark.parametrize(("own", "places"), ODD)
+def test_names_what_a_lenient_schema_cannot_hold(server: Server, own: Any, places: str) -> None:
+    schema = {"type": "object", "properties": {"x": own}, "required": ["x"]}
     tools = [NOW, {"type": "function", "function": {"name": "f", "parameters": schema}}]
     named = {"type": "function", "function": {"name": "f"}}
     body = {"messages": [USER], "tools": tools, "max_completion_tokens": 60}
@@ -170,27 +146,15 @@ def test_names_what_a_lenient_schema_cannot_hold(
         assert reply.status_code == 200, reply.text
         shown = reply.headers["x-srm-not-enforced"]
         assert shown.startswith("f" + places.format("f"))
-    arguments = json.loads(
-        reply.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
-    )
-    assert list(arguments) == ["x"]
+    (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+    assert list(json.loads(call["function"]["arguments"])) == ["x"]
     for strict, status in ((False, 200), (None, 400), (True, 400)):
-        own: dict[str, Any] = {"name": "s", "schema": schema, "strict": strict}
-        form = {"type": "json_schema", "json_schema": own}
-        reply = server.http.post(
-            CHATS, json={"messages": [USER], "response_format": form, "max_completion_tokens": 60}
-        )
+        named_schema = {"name": "s", "schema": schema, "strict": strict}
+        form = {"type": "json_schema", "json_schema": named_schema}
+        asked = {"messages": [USER], "response_format": form, "max_completion_tokens": 60}
+        reply = server.http.post(CHATS, json=asked)
         assert reply.status_code == status, reply.text
         assert ("x-srm-not-enforced" in reply.headers) == (status == 200)
-
-
-def test_refuses_a_tool_whose_schema_nothing_can_meet(server: Server) -> None:
-    schema = {"properties": {"x": {"enum": [1], "type": "string"}}, "required": ["x"]}
-    tools = [NOW, {"type": "function", "function": {"name": "f", "parameters": schema}}]
-    body = {"messages": [USER], "tools": tools, "tool_choice": "required"}
-    reply = server.http.post(CHATS, json=body)
-    assert reply.status_code == 400
-    assert "parameters of f: no value can meet the schema" in reply.json()["error"]["message"]
 
 
 PERSON = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -214,9 +178,7 @@ RECURSIVE = {
         True,
     ],
 )
-def test_constrained_json_is_whole_where_it_fits(
-    server: Server, schema: Any, max_tokens: int
-) -> None:
+def test_constrained_json_is_whole(server: Server, schema: Any, max_tokens: int) -> None:
     body = {"prompt": "sat", "n": 8, "max_tokens": max_tokens, "seed": 1}
     outputs = {"json": schema}
     reply = server.http.post("/v1/completions", json=body | {"structured_outputs": outputs})

@@ -1,6 +1,7 @@
-"""`until` and `return` over HTTP: slots are freed, and nothing else changes.
+"""`until`, `return` and `verify` over HTTP: slots are freed, and nothing else changes.
 
-That the reply is right whatever samples end in whatever order, tests/property/test_until.py holds.
+That the reply is right whatever samples end in whatever order, tests/property/test_until.py holds;
+what a rule gives a text, tests/unit/server/generation/test_verification.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tests.kit.serving import CHATS, Server, complete, connect, read_all, wait_u
 N = 200
 SAMPLING: dict[str, Any] = {"prompt": "the cat", "n": N, "max_tokens": 8, "seed": 5}
 VOWEL = "[aeiou]"
+RULE: dict[str, Any] = {"sum": [{"match": VOWEL, "weight": 0.5}, {"match": "t"}]}
 
 
 def enough_of(texts: list[str], count: int) -> list[str]:
@@ -41,7 +43,7 @@ def test_the_reply_is_the_first_of_all_samples_up_to_enough(server: Server) -> N
     server.wait_until_idle()
 
 
-def test_those_that_are_not_needed_lose_their_slots_and_never_start(server: Server) -> None:
+def test_samples_that_are_not_needed_lose_their_slots(server: Server) -> None:
     before = server.metric("srm_engine_decode_tokens_total")
     endless = {"max_tokens": 60, "min_tokens": 50, "prompt": [5], "n": 1_000, "seed": 1}
     reply = complete(server, until={"match": "(?s).*", "count": 1}, **endless)
@@ -51,7 +53,7 @@ def test_those_that_are_not_needed_lose_their_slots_and_never_start(server: Serv
     assert drawn <= 60 * 64 * 2  # of 1,000 x 50
 
 
-def test_a_stream_that_nobody_reads_stops_its_samples_all_the_same(server: Server) -> None:
+def test_an_unread_stream_stops_its_samples(server: Server) -> None:
     stopped = server.metric("srm_engine_sequences_total", "stop")
     fields = {"prompt": [5] * 99, "prompt_logprobs": 20, "n": 900, "max_tokens": 8}
     fields |= {"ignore_eos": True, "stream_whole": True}  # far more than the connection holds
@@ -61,35 +63,50 @@ def test_a_stream_that_nobody_reads_stops_its_samples_all_the_same(server: Serve
         assert b'"samples":[{"requested":900,"drawn":150,' in read_all(connection)
 
 
-def test_counts_and_unique_are_of_all_that_was_drawn(server: Server) -> None:
-    short = {**SAMPLING, "max_tokens": 1}
-    texts = [choice["text"] for choice in complete(server, **short)["choices"]]
-    counts = complete(server, **short, **{"return": "counts"})
-    assert counts["choices"] == []
-    (samples,) = counts["samples"]
-    assert {count["text"]: count["count"] for count in samples["counts"]} == Counter(texts)
-    assert samples["distinct"] == len(set(texts)) < N
-    assert "matched" not in samples
-    assert counts["usage"]["completion_tokens"] == N
-    unique = complete(server, **short, logprobs=0, **{"return": "unique"})["choices"]
-    firsts = sorted(texts.index(text) for text in set(texts))
-    assert [(choice["index"], choice["text"], choice["count"]) for choice in unique] == [
-        (first, texts[first], texts.count(texts[first])) for first in firsts
-    ]
-    assert all(choice["logprobs"] for choice in unique)
+def score_of(text: str) -> float:
+    return 0.5 * bool(re.search(VOWEL, text)) + ("t" in text)
 
 
-def test_chats_have_the_same(server: Server) -> None:
+def test_each_choice_says_its_score_and_all_their_mean(server: Server) -> None:
+    plain = complete(server, **SAMPLING)
+    reply = complete(server, **SAMPLING, verify=RULE)
+    texts = [choice["text"] for choice in plain["choices"]]
+    assert [choice["text"] for choice in reply["choices"]] == texts
+    scores = [score_of(text) for text in texts]
+    assert [choice["score"] for choice in reply["choices"]] == scores
+    assert len(set(scores)) > 2
+    (samples,) = reply["samples"]
+    assert samples["mean_score"] == sum(scores) / N
+    assert samples["drawn"] == N and "matched" not in samples
+    assert not any("score" in choice for choice in plain["choices"])
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "the cat"}], "n": 60}
-    chat |= {"max_completion_tokens": 6, "seed": 3}
-    until = {"match": VOWEL, "count": 3}
-    full, counts, enough = (
-        server.http.post(CHATS, json={**chat, **own}).json()
-        for own in ({}, {"return": "counts"}, {"until": until})
-    )
-    texts = [choice["message"]["content"] for choice in full["choices"]]
-    entries = {count["text"]: count["count"] for count in counts["samples"][0]["counts"]}
-    assert entries == Counter(texts)
-    contents = [choice["message"]["content"] for choice in enough["choices"]]
-    assert contents == enough_of(texts, 3)
-    assert [choice["matched"] for choice in enough["choices"]].count(True) == 3
+    chat |= {"max_completion_tokens": 6, "seed": 3, "verify": [RULE]}
+    for choice in server.http.post(CHATS, json=chat).json()["choices"]:
+        assert choice["score"] == score_of(choice["message"]["content"])
+
+
+def test_counts_are_by_score_or_say_the_score(server: Server) -> None:
+    texts = [choice["text"] for choice in complete(server, **SAMPLING)["choices"]]
+    counts = {"verify": RULE, "return": "counts"}
+    (by_text,) = complete(server, **SAMPLING, **counts)["samples"]
+    entries = {entry["text"]: (entry["count"], entry["score"]) for entry in by_text["counts"]}
+    assert entries == {text: (count, score_of(text)) for text, count in Counter(texts).items()}
+    (by_score,) = complete(server, **SAMPLING, **counts, count_by="score")["samples"]
+    scores = Counter(map(score_of, texts))
+    assert {entry["score"]: entry["count"] for entry in by_score["counts"]} == scores
+    assert all(entry["text"] is None for entry in by_score["counts"])
+    assert by_score["distinct"] == len(scores)
+    unique = complete(server, **SAMPLING, verify=RULE, count_by="score", **{"return": "unique"})
+    firsts = {score_of(text): index for index, text in reversed([*enumerate(texts)])}
+    assert {entry["score"]: entry["index"] for entry in unique["choices"]} == firsts
+
+
+def test_until_a_score_is_reached(server: Server) -> None:
+    texts = [choice["text"] for choice in complete(server, **SAMPLING)["choices"]]
+    for until, enough in (({"score": 1}, 1), ({"score": 0.5, "match": "t"}, 0.5)):
+        right = [score_of(text) >= enough and ("t" in text or enough == 1) for text in texts]
+        end = [index for index, is_right in enumerate(right) if is_right][4] + 1
+        reply = complete(server, **SAMPLING, verify=RULE, until={**until, "count": 5})
+        assert [choice["text"] for choice in reply["choices"]] == texts[:end]
+        assert [choice["matched"] for choice in reply["choices"]] == right[:end]
+        assert reply["samples"][0]["reached"]

@@ -92,9 +92,7 @@ ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_delta_is_as_good_as_the_whole_folder(
-    served: Server, trainer: Trainer, route: str
-) -> None:
+def test_a_delta_is_as_good_as_the_folder(served: Server, trainer: Trainer, route: str) -> None:
     path, name, more = ROUTES[route]
     before = complete(served, max_tokens=1)["weights_version"]
     expected = load_checkpoint(trainer.train()).fingerprint
@@ -116,9 +114,7 @@ def test_a_delta_is_as_good_as_the_whole_folder(
 
 
 @pytest.mark.parametrize("route", ["ours, continue", "vLLM's", "SGLang's"])
-def test_a_delta_of_other_weights_is_refused_and_nothing_else(
-    served: Server, trainer: Trainer, route: str
-) -> None:
+def test_refuses_a_delta_of_other_weights(served: Server, trainer: Trainer, route: str) -> None:
     path, name, more = ROUTES[route]
     before = complete(served, max_tokens=1)
     trainer.train()
@@ -137,9 +133,7 @@ def test_a_delta_of_other_weights_is_refused_and_nothing_else(
     served.wait_until_idle()
 
 
-def test_a_crash_keeps_what_a_delta_made_and_a_new_server_knows_nothing_of_it(
-    trainer: Trainer,
-) -> None:
+def test_a_crash_keeps_what_a_delta_made(trainer: Trainer) -> None:
     first = trainer.folders[-1]
     if first != trainer.folders[0]:
         shutil.copy(trainer.folders[0] / "tokenizer.json", first)

@@ -86,7 +86,7 @@ async def check(server: Server, num_clients: int) -> None:
     assert server.post(max_tokens=2).status_code == 200
 
 
-async def test_200_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
+async def test_200_clients_that_leave_leave_nothing_behind(server: Server) -> None:
     await check(server, 200)
 
 

@@ -48,9 +48,7 @@ def value(entries: dict[str, Metric], family: str, sample: str = "", **labels: s
     return only
 
 
-def test_every_name_of_vllm_says_what_ours_says_as_autoscalers_and_dashboards_ask(
-    server: Server,
-) -> None:
+def test_vllms_names_say_what_ours_say(server: Server) -> None:
     server.wait_until_idle()
     before = families(server.get("/metrics").text)
     server.post(n=7, max_tokens=4, ignore_eos=True)
@@ -62,11 +60,9 @@ def test_every_name_of_vllm_says_what_ours_says_as_autoscalers_and_dashboards_as
             named = {scrape.VLLM_LABELS.get(name, name): v for name, v in other.labels.items()}
             assert (text.name.replace(theirs, ours, 1), text.value) == (other.name, other.value)
             assert {**text.labels} == LABELS | named | scrape.VLLM_OWN_LABELS.get(theirs, {})
+    unchanged = ("num_requests_running", "num_requests_waiting", "num_requests_swapped")
     for name, sample, growth in (
-        ("num_requests_running", "", 0),
-        ("num_requests_waiting", "", 0),
-        ("num_requests_swapped", "", 0),
-        ("kv_cache_usage_perc", "", 0),
+        *((name, "", 0) for name in (*unchanged, "kv_cache_usage_perc")),
         ("num_preemptions", "_total", 0),
         ("generation_tokens", "_total", 28),
         ("time_to_first_token_seconds", "_count", 7),
@@ -216,9 +212,7 @@ async def test_many_who_ask_at_once_cost_two_reads(monkeypatch: pytest.MonkeyPat
     assert threading.current_thread() not in threads
 
 
-async def test_a_read_that_fails_fails_only_those_who_shared_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failed_read_fails_who_shared_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[Metric]:
         raise OSError("no file")
 

@@ -114,28 +114,6 @@ def test_a_stream_adds_up_to_the_whole(server: Server, path: str, fields: dict[s
     assert len(events) <= 60 or "stream_whole" not in fields
 
 
-def test_a_chat_has_its_role_first_and_its_end_last(server: Server) -> None:
-    first, *middle, last = parts_of(
-        events_of(server, CHATS, messages=[USER], max_tokens=9, ignore_eos=True), 0
-    )
-    assert first["delta"] == {"role": "assistant", "content": ""}
-    assert middle and all(set(part["delta"]) == {"content"} for part in middle)
-    assert last["delta"] == {} and last["finish_reason"]
-
-
-@pytest.mark.parametrize("n", [1, 16])
-def test_usage_grows_from_a_chats_role_on_where_it_is_asked_for(server: Server, n: int) -> None:
-    chat = {"messages": [USER], "n": n, "max_tokens": 5, "ignore_eos": True}
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    events = events_of(server, CHATS, stream_options=options, **chat)
-    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert events[0]["usage"]["total_tokens"] == events[0]["usage"]["prompt_tokens"] > 0
-    counts = [event["usage"]["completion_tokens"] for event in events]
-    assert (counts[0], counts[-1]) == (0, 5 * n) and counts == sorted(counts)
-    assert all(len(event["choices"]) == 1 for event in events[:-1])
-    assert not any("usage" in event for event in events_of(server, CHATS, **chat))
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -145,9 +123,7 @@ def test_usage_grows_from_a_chats_role_on_where_it_is_asked_for(server: Server, 
         {"n": 16, "stream_whole": True},
     ],
 )
-def test_an_event_of_a_request_of_few_choices_has_one(
-    server: Server, fields: dict[str, Any]
-) -> None:
+def test_events_of_few_choices_have_one_each(server: Server, fields: dict[str, Any]) -> None:
     fields = {"max_tokens": 9, "ignore_eos": True, **fields}
     events = events_of(server, **fields)
     assert [len(event["choices"]) for event in events] == [1] * len(events)
@@ -220,7 +196,6 @@ def test_a_packed_reply_says_what_the_other_says(server: Server, fields: dict[st
 
 
 def test_a_slow_reader_holds_its_tokens_and_nobody_up(text_model: Path) -> None:
-    """The engine has every result at once."""
     slots, n, max_tokens = 4_096, 4_000, 120
     flags = (f"--num-slots={slots}", f"--max-step-rows={slots}", "--max-step-tokens=9000")
     fields = {"prompt": [5], "ignore_eos": True, "stream_options": {"include_usage": True}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,22 +22,12 @@ from tests.kit.serving import (
     Asked,
     Server,
     complete,
-    error_of,
     free_port,
 )
 
 IDS = [9, 21, 33, 14]
 WANTED = {"return_weight_versions": True, "return_token_ids": True, "logprobs": 0}
 Spans = list[dict[str, int]]
-
-
-@pytest.fixture(scope="module")
-def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("weights")
-    for seed in range(2):
-        shutil.copytree(text_model, root / str(seed))
-        (root / str(seed) / "seed").write_text(str(seed))
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +146,3 @@ def test_who_does_not_ask_gets_none_and_one_version_is_one_span(changing: Server
              for choice in json.loads(line[6:])["choices"]
              for span in choice.get("weight_versions", [])]  # fmt: skip
     assert spans[0]["start"] == 0 and spans[-1]["end"] == 3
-    counts = {"prompt": "a", "n": 2, "return": "counts", "return_weight_versions": True}
-    refused = error_of(changing.http.post(COMPLETIONS, json=counts))
-    assert refused["param"] == "return_weight_versions"

@@ -11,10 +11,9 @@ from srm.engine.messages import Request, SamplingParams
 from srm.server.generation.engine_request import RequestOwner, engine_requests, sampling_params
 from srm.server.generation.generation import Generation
 from srm.server.text.text import Text
-from tests.kit.bodies.refusals import completion, refusal
+from tests.kit.bodies.refusals import completion
 from tests.kit.serving import TEXT_MODEL
 
-N_CTX, VOCAB_SIZE = TEXT_MODEL.n_ctx, TEXT_MODEL.vocab_size
 NOBODY = RequestOwner()
 
 
@@ -39,7 +38,7 @@ def asked(text: Text, owner: RequestOwner = NOBODY, **fields: Any) -> list[Reque
         ({"stream": True, "priority": 7, "request_id": "again"}, "tokens", None),
     ],
 )
-def test_no_more_is_asked_than_is_needed_and_under_an_id_of_our_own(
+def test_asks_no_more_than_is_needed_under_an_id_of_our_own(
     text: Text, fields: dict[str, Any], emit: str, logprobs: int | None
 ) -> None:
     requests = asked(text, **fields)
@@ -77,16 +76,10 @@ def test_edits_of_logits_are_told_the_engine(text: Text) -> None:
     assert (result.logit_bias, result.min_tokens) == ({5: 100.0, 0: -1.5}, 16)
     assert result.allowed_token_ids == (7, 5)
     # No more tokens are asked for than there may be.
-    assert params(text, max_tokens=500, min_tokens=400).min_tokens == N_CTX
+    assert params(text, max_tokens=500, min_tokens=400).min_tokens == TEXT_MODEL.n_ctx
     neutral: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
     neutral |= {"logit_bias": {}, "allowed_token_ids": None, "bad_words": []}
     assert params(text, **neutral, repetition_penalty=1) == params(text)
-
-
-def test_edits_that_do_not_fit_the_model_or_the_request_are_named(text: Text) -> None:
-    beyond = {"logit_bias": {str(VOCAB_SIZE): 1}, "allowed_token_ids": [5, VOCAB_SIZE]}
-    for field, bad in {**beyond, "min_tokens": 17}.items():
-        assert refusal(params, text, **{field: bad}).param == field
 
 
 def test_bad_words_are_spelled_with_and_without_a_space(text: Text) -> None:

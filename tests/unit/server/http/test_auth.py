@@ -28,12 +28,8 @@ from tests.kit.serving import COMPLETIONS, error_of
 
 ADMIN, BOB = "operator-0123456789abcdef", "somebody-0123456789abcdef"
 NO_KEYS = Keys([])
-KEYS = Keys(
-    [
-        ApiKey(name, sha256(key.encode()).digest())
-        for name, key in (("admin-1", ADMIN), ("bob", BOB))
-    ]
-)
+OWNERS = {"admin-1": ADMIN, "bob": BOB}
+KEYS = Keys([ApiKey(name, sha256(key.encode()).digest()) for name, key in OWNERS.items()])
 HERE, ELSEWHERE = "127.0.0.1", "10.0.0.5"
 SITE = "sec-fetch-site"
 OWN, STRANGER = "http://127.0.0.1:8000", "https://stranger.example"
@@ -65,9 +61,8 @@ async def ask(
 
     transport = httpx.ASGITransport(connected, client=(address, 1234))
     bearer = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(
-        transport=transport, base_url=f"http://127.0.0.1:{port}"
-    ) as client:
+    url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(transport=transport, base_url=url) as client:
         body = b"{}" if is_full else b""
         return await client.request(method, path, headers={**headers, **bearer}, content=body)
 
@@ -85,53 +80,50 @@ def refused(reply: httpx.Response) -> str:
 
 
 Asked = dict[str, Any]
+TRAINERS = ("/pause", "/update_weights", "/abort_request", "/flush_cache")
+FOR_TRAINERS: Asked = {"keys": KEYS, "trainer_routes": True, "weights_dir": "/w", "admin_port": 0}
+ON_ADMIN: Asked = {"port": 9000}
+BY_PAGE: Asked = {"port": 9000, "method": "GET", "path": "/flush_cache"}
 BY_OPERATOR: dict[int, tuple[Asked, ...]] = {
     200: (
-        *(
-            {"address": item, "port": 9000}
-            for item in (HERE, "127.3.2.1", "::1", "::ffff:127.0.0.1")
-        ),
+        *({"address": item, **ON_ADMIN} for item in (HERE, "127.3.2.1", "::1", "::ffff:127.0.0.1")),
         {"keys": KEYS, "key": ADMIN, "address": ELSEWHERE, "admin_port": 0},
-        {"keys": KEYS, "key": ADMIN, "port": 9000},
-        *(
-            {"port": 9000, "method": "GET", "path": "/flush_cache", "headers": {SITE: site}}
-            for site in ("same-origin", "none")
-        ),
+        {"keys": KEYS, "key": ADMIN, **ON_ADMIN},
+        *({**FOR_TRAINERS, "key": ADMIN, "path": path} for path in TRAINERS),
+        *({**BY_PAGE, "headers": {SITE: site}} for site in ("same-origin", "none")),
     ),
     401: (
         {"keys": KEYS, "admin_port": 0},
-        {"keys": KEYS, "port": 9000},
+        {"keys": KEYS, **ON_ADMIN},
+        {**FOR_TRAINERS, "path": "/pause"},
     ),
     403: (
+        {**FOR_TRAINERS, "key": BOB, "path": "/pause"},
         {"admin_port": 0},  # through a proxy on this machine, perhaps, that adds no header
-        *(
-            {"address": item, **where}
-            for item in (ELSEWHERE, "0.0.0.0", "::ffff:10.0.0.5", "fe80::1", "")
-            for where in ({"admin_port": 0}, {"port": 9000})
-        ),
-        *(
-            {"port": 9000, "headers": {by_way: "a"}}
-            for by_way in ("origin", "forwarded", "x-forwarded-for")
-        ),
-        *(  # an <img> of any page, which has no origin
-            {"port": 9000, "method": "GET", "path": "/flush_cache", "headers": {SITE: site}}
-            for site in ("cross-site", "same-site", "")
-        ),
+        *({"address": item, **where} for where in ({"admin_port": 0}, ON_ADMIN)
+          for item in (ELSEWHERE, "0.0.0.0", "::ffff:10.0.0.5", "fe80::1", "")),
+        *({**ON_ADMIN, "headers": {name: "a"}}
+          for name in ("origin", "forwarded", "x-forwarded-for")),
+        # an <img> of any page, which has no origin
+        *({**BY_PAGE, "headers": {SITE: site}} for site in ("cross-site", "same-site", "")),
         {"keys": KEYS, "key": BOB, "admin_port": 0},
     ),
-    404: ({}, {"keys": KEYS, "key": ADMIN}),
-}
+    404: ({}, {"keys": KEYS, "key": ADMIN}, *({"path": path} for path in TRAINERS)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("status", BY_OPERATOR)
-async def test_what_changes_the_server_takes_the_operators_key_or_a_program_here(
-    status: int,
-) -> None:
+async def test_only_the_operator_changes_the_server(status: int) -> None:
     for asked in BY_OPERATOR[status]:
         reply = await ask(**{"path": "/v1/admin/weights", **asked})
         assert reply.status_code == status, asked
         if status == 403:
             refused(reply)
+
+
+async def test_a_trainer_is_told_of_the_setting_for_its_routes() -> None:
+    reply = await ask(path="/pause", keys=KEYS, key=ADMIN, admin_port=0)
+    assert "trainer_routes" in refused(reply)
 
 
 @pytest.mark.parametrize("path", ["/resume", "/continue_generation", "/v1/admin/weights"])
@@ -166,15 +158,11 @@ async def test_a_key_may_be_sent_as_anthropics_clients_send_it() -> None:
 
 @pytest.mark.parametrize("port", [8000, 9000])
 async def test_a_web_page_of_another_origin_cannot_use_the_server(port: int) -> None:
-    routes = {(operation.method, operation.path) for operation in OPERATIONS} - {
-        *(("GET", path) for path in ("/health", "/ready", "/ping")),
-        ("POST", "/ping"),
-    }
+    routes = {(operation.method, operation.path) for operation in OPERATIONS}
+    routes -= {("GET", "/health"), ("GET", "/ready"), ("GET", "/ping"), ("POST", "/ping")}
     strangers = (STRANGER, "null", "http://localhost:3000", OWN + "0", "http://[")
-    asked = [
-        *((*route, STRANGER) for route in routes),
-        *(("POST", "/", stranger) for stranger in strangers),
-    ]
+    asked = [(*route, STRANGER) for route in routes]
+    asked += [("POST", "/", stranger) for stranger in strangers]
     for method, path, origin in asked:
         reply = await ask(method, path, port=port, headers={"origin": origin})
         assert "cors_origins" in refused(reply), path
@@ -182,35 +170,25 @@ async def test_a_web_page_of_another_origin_cannot_use_the_server(port: int) -> 
         refused(await ask(headers={"origin": origin, "host": ""}))
 
 
+NAMES = ("", "localhost", "LOCALHOST:1", "127.3.2.1:8000", "[::1]:8000", ELSEWHERE,
+         "a.localhost:8000", "host.docker.internal:8000")  # fmt: skip
+HOST, EXAMPLE, ANY = "srm.example", "https://srm.example", {"host": "0.0.0.0"}
 MAY_ASK: tuple[Asked, ...] = (
     {},
     {"headers": {"origin": OWN}},
-    {
-        "headers": {"origin": "https://srm.example", "host": "srm.example"},
-        "host": "0.0.0.0",
-        "allowed_hosts": ("srm.example",),
-    },
+    {"headers": {"origin": EXAMPLE, "host": HOST}, **ANY, "allowed_hosts": (HOST,)},
     {"headers": {"origin": STRANGER}, "path": "/health"},
-    *(
-        {"headers": {"origin": origin}, "cors_origins": (allowed,)}
-        for origin, allowed in ((STRANGER, "*"), (STRANGER, STRANGER), (EXTENSION, EXTENSION))
-    ),
-    *(
-        {"headers": {"host": name}}
-        for name in ("", "localhost", "LOCALHOST:1", "127.3.2.1:8000", "[::1]:8000", ELSEWHERE,
-                     "a.localhost:8000", "host.docker.internal:8000")
-    ),
-    *(
-        {"headers": {"host": "srm.example"}, **own}
-        for own in (
-            {"cors_origins": ("https://srm.example",)},
-            {"host": "0.0.0.0", "allowed_hosts": ("other", "SRM.example")},
-            {"allowed_hosts": ("*.example",)},
-            {"host": "0.0.0.0", "cors_origins": ("https://srm.example",)},
-            {"keys": KEYS, "key": BOB},
-            {"keys": KEYS, "key": BOB, "host": "0.0.0.0"},
-        )
-    ),
+    {"headers": {"origin": STRANGER}, "cors_origins": ("*",)},
+    *({"headers": {"origin": own}, "cors_origins": (own,)} for own in (STRANGER, EXTENSION)),
+    *({"headers": {"host": name}} for name in NAMES),
+    *({"headers": {"host": HOST}, **own} for own in (
+        {"cors_origins": (EXAMPLE,)},
+        {**ANY, "allowed_hosts": ("other", "SRM.example")},
+        {"allowed_hosts": ("*.example",)},
+        {**ANY, "cors_origins": (EXAMPLE,)},
+        {"keys": KEYS, "key": BOB},
+        {"keys": KEYS, "key": BOB, **ANY},
+    )),
 )  # fmt: skip
 
 
@@ -235,7 +213,7 @@ EVERYWHERE: Asked = {"host": "0.0.0.0", "address": ELSEWHERE, "admin_port": 0}
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/", "/docs"])
-async def test_a_name_that_was_given_our_address_is_not_ours_wherever_we_listen(path: str) -> None:
+async def test_a_rebound_name_is_not_ours_on_any_address(path: str) -> None:
     """The name was looked at on loopback alone: the image listens on 0.0.0.0, without keys."""
     for name in (*REBOUND, "example", "srm.example.evil", "evilsrm.example", "a.b"):
         headers = {"origin": f"http://{name}", "host": name}
@@ -261,9 +239,7 @@ def test_a_name_of_the_server_is_a_name(name: str) -> None:
         ServerConfig(allowed_hosts=(name,))
 
 
-async def test_a_host_name_is_this_machines_alone_if_all_its_addresses_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_name_is_local_if_all_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"MyBox": ["127.0.1.1", "::1"], "both": [HERE, ELSEWHERE], "LOCALHOST": [HERE]}
 
     def look_up(name: str, _port: None) -> list[tuple[object, ...]]:
@@ -278,11 +254,21 @@ async def test_a_host_name_is_this_machines_alone_if_all_its_addresses_are(
     refused(await ask(host="MyBox", headers={"host": "evil.example"}))
 
 
-async def test_pages_of_named_origins_may_use_every_method_that_a_route_has() -> None:
-    refused(await ask(cors_origins=(STRANGER,), headers={"origin": "https://other.example"}))
+async def test_named_origins_may_use_every_method_of_a_route() -> None:
+    named: Asked = {"cors_origins": ("https://page.example", STRANGER)}
+    refused(await ask(**named, headers={"origin": "https://other.example"}))
+    asks = {"access-control-request-headers": "authorization,content-type"}
     for method, status in (("GET", 200), ("POST", 200), ("DELETE", 200), ("PUT", 400)):
-        headers = {"origin": STRANGER, "access-control-request-method": method}
-        reply = await ask("OPTIONS", "/v1/files/a", cors_origins=(STRANGER,), headers=headers)
-        assert reply.status_code == status
+        headers = {"origin": STRANGER, "access-control-request-method": method, **asks}
+        reply = await ask("OPTIONS", "/v1/files/a", **named, headers=headers)
+        assert reply.status_code == status and reply.headers["x-request-id"]
         allowed = reply.headers["access-control-allow-methods"].split(", ") if status == 200 else []
         assert (method in allowed) == (status == 200)
+    for origin, shown in ((STRANGER, STRANGER), ("https://other.example", None)):
+        headers = {"origin": origin, "access-control-request-method": "POST", **asks}
+        reply = await ask("OPTIONS", **named, headers=headers)
+        assert reply.status_code == (200 if shown else 400)
+        assert reply.headers.get("access-control-allow-origin") == shown
+    reply = await ask("GET", "/v1/models", keys=KEYS, **named, headers={"origin": STRANGER})
+    assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (401, STRANGER)
+    assert "access-control-allow-origin" not in (await ask(keys=KEYS, **named)).headers

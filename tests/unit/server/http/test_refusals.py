@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,29 @@ from typing import Any
 import httpx
 import pytest
 
+from srm import errors
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.engine.scheduler.accept import accept
 from srm.server.batch.lines import BatchLine, answer_line, parse_line
-from srm.server.dialects.chat.request import parse_chat
+from srm.server.errors import BodyTooSlow, RateLimited, srm_error
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.routes.services import answering
 from srm.server.storage.records import LineError
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
-from tests.kit.bodies.refusals import USER, completion, refusal
+from tests.kit.bodies.refusals import USER, chat, completion, refusal
+from tests.kit.bodies.refused import (
+    GENERATE,
+    MEANT,
+    MESSAGES,
+    REFUSED,
+    RENDER,
+    RESPONSES,
+    TOKENS,
+    turn,
+    whole,
+)
 from tests.kit.engines.making import request_of
 from tests.kit.serving import CHAT_TEMPLATE, CHATS, COMPLETIONS, TEXT_MODEL, error_of
 from tests.unit.server.conftest import Served
@@ -34,8 +46,16 @@ from tests.unit.server.conftest import Served
 LONG = "a b c d " * 100
 TOO_LONG: dict[str, Any] = {
     COMPLETIONS: {"prompt": LONG},
-    CHATS: {"messages": [{"role": "user", "content": LONG}]},
+    CHATS: {"messages": [turn(LONG)]},
+    RESPONSES: {"input": LONG},
+    MESSAGES: {"messages": [turn(LONG)], "max_tokens": 1},
+    TOKENS: {"token_ids": [5] * 400},
+    GENERATE: {"text": LONG},
+    RENDER: {"prompt": LONG},
 }
+OF_BATCHES = (COMPLETIONS, CHATS, RESPONSES)
+HERE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+"""What SGLang's names are here, which its clients are not told."""
 OVERFLOW = re.compile(
     r"This model's maximum context length is 128 tokens\. However, your prompt has (at least )?"
     r"\d+ tokens: the prompt is too long\."
@@ -55,94 +75,68 @@ async def http(served: Served, template: ChatTemplate) -> AsyncIterator[httpx.As
         yield client
 
 
-async def error_of_line(text: Text, folder: Path, path: str, durable: bool, **fields: Any) -> Any:
-    line = BatchLine(1, "a", "POST", path, json.dumps(fields).encode(), 1)
-    with answering(EngineClient("tcp://127.0.0.1:1"), text, folder) as (completions, chat, _):
-        answerers: dict[str, Any] = {COMPLETIONS: completions, CHATS: chat}
-        result = await answer_line(line, answerers, RequestOwner(durable=durable), "batch_ab")
-    return json.loads(result.record)["response"]["body"]["error"]
+Answer = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture
+def line(text: Text, text_model: Path) -> Iterator[Answer]:
+    """line(path, body, durable=True): the error of a line of a batch with this body."""
+    with answering(EngineClient("tcp://127.0.0.1:1"), text, text_model) as endpoints:
+        answerers: dict[str, Any] = dict(zip(OF_BATCHES, endpoints, strict=True))
+
+        async def answer(path: str, body: Any, durable: bool = False) -> Any:
+            given = {"custom_id": "a", "method": "POST", "url": path, "body": body}
+            read = parse_line(json.dumps(given).encode(), 1)
+            assert isinstance(read, BatchLine)
+            result = await answer_line(read, answerers, RequestOwner(durable=durable), "batch_ab")
+            return json.loads(result.record)["response"]["body"]["error"]
+
+        yield answer
+
+
+@pytest.mark.parametrize("path", sorted({path for path, *_ in REFUSED}))
+async def test_a_refusal_names_the_field(http: httpx.AsyncClient, line: Answer, path: str) -> None:
+    """In the same words to who asks over HTTP and in a line of a batch."""
+    for row in REFUSED:
+        door, fields, param, words = row
+        if door != path:
+            continue
+        body, shown = whole(path, fields), str(fields)[:200]
+        error = error_of(await http.post(path, content=json.dumps(body)))
+        assert (error["param"], error["code"]) == (param, "invalid_request"), (shown, error)
+        assert words in error["message"], (shown, error)
+        if row in MEANT:
+            assert ("did you mean" in error["message"]) == words.endswith("?")
+            assert len(error["message"]) < 300
+        assert HERE.get(param, "…") not in error["message"] or path != GENERATE
+        if path in OF_BATCHES and "stream" not in fields:
+            assert await line(path, body) == error, shown
 
 
 @pytest.mark.parametrize("path", TOO_LONG)
-async def test_clients_know_a_context_overflow_by_its_words(
-    http: httpx.AsyncClient, path: str, text: Text, text_model: Path
+async def test_says_overflow_in_known_words(
+    http: httpx.AsyncClient, line: Answer, path: str
 ) -> None:
-    """In a line of a batch, too."""
     for repeats in (1, 1_000):
         content = json.dumps(TOO_LONG[path]).replace(LONG, LONG * repeats)
         error = error_of(await http.post(path, content=content))
         assert error["code"] == "context_length_exceeded"
         assert OVERFLOW.fullmatch(error["message"])
-    error = await error_of_line(text, text_model, path, durable=False, **TOO_LONG[path])
-    assert OVERFLOW.fullmatch(error["message"])
+    if path in OF_BATCHES:
+        assert OVERFLOW.fullmatch((await line(path, TOO_LONG[path]))["message"])
 
 
-async def test_a_line_of_a_batch_goes_ahead_of_no_other_batch(text: Text, text_model: Path) -> None:
-    fields = {"prompt": "a", "priority": -9}
-    error = await error_of_line(text, text_model, COMPLETIONS, durable=True, **fields)
+async def test_a_line_goes_ahead_of_no_other_batch(line: Answer) -> None:
+    error = await line(COMPLETIONS, {"prompt": "a", "priority": -9}, durable=True)
     assert error["param"] == "priority" and "priority = -9: lines have" in error["message"]
 
 
-TOOL = {"type": "function", "function": {"name": "f"}}
-MEANT: list[tuple[str, dict[str, Any], str, str]] = [
-    (COMPLETIONS, {"messages": [USER]}, "messages", CHATS),
-    (COMPLETIONS, {"messages": [USER], "prompt": "a"}, "messages", CHATS),
-    (CHATS, {"prompt": "a"}, "prompt", COMPLETIONS),
-    (COMPLETIONS, {"promt": "a"}, "promt", "did you mean 'prompt'?"),
-    (COMPLETIONS, {"prompt": "a", "max_token": 5}, "max_token", "did you mean 'max_tokens'?"),
-    (COMPLETIONS, {"prompt": "a", "maxTokens": 5}, "maxTokens", "did you mean 'max_tokens'?"),
-    (COMPLETIONS, {"prompt": "a", "zzz": 1}, "zzz", "'zzz' is not a field of this request"),
-    (CHATS, {"messages": [USER], "temprature": 1}, "temprature", "'temperature'?"),
-    (CHATS, {"messages": [USER], "tool": []}, "tool", "'tools'?"),
-    (CHATS, {"messages": [USER], "tool_choice": "required", "tools": [{}]}, "tools", "tools[0] m"),
-    (
-        CHATS,
-        {"messages": [USER], "tool_choice": "any"},
-        "tool_choice",
-        'tool_choice must be "none", ',
-    ),
-    *(
-        (
-            CHATS,
-            {"messages": [USER], "required_prefix_token_ids": ids},
-            "required_prefix_token_ids",
-            way,
-        )
-        for ids, way in (([1], "has none"), ([], "not empty; got []"), ("AAAA", 'got "AAAA"'))
-    ),
-    (
-        "/tokenize",
-        {"prompt": "a", "required_prefix_token_ids": [1]},
-        "required_prefix_token_ids",
-        "only with messages",
-    ),
-    ("/tokenize", {"promt": "a"}, "promt", "did you mean 'prompt'?"),
-    ("/tokenize", {"prompt": "a", "x" * 10**5: 1}, "x" * 63 + "…", "x…' is not a field"),
-]
-MEANT += [
-    (COMPLETIONS, {"prompt": "a", name: [1]}, name, f"{name!r} is not a field of this request")
-    for name in ("prompt_token_ids", "required_prefix_token_ids")
-]
-MEANT += [
-    (
-        COMPLETIONS,
-        {"prompt": "a", "token_ids_logprob": [1]},
-        "token_ids_logprob",
-        "logprob_token_ids is its name here",
-    ),
-    (
-        COMPLETIONS,
-        {"prompt": "a", "logprobs": -2},
-        "logprobs",
-        "max_logprobs; -1: the whole vocabulary; got -2",
-    ),
-]
 HINTS: list[dict[str, Any]] = [
     {"reasoning_effort": "none"},
     {"verbosity": "medium"},
     {"prompt_cache_retention": "24h"},
     {"stream": True, "stream_options": {"include_obfuscation": False}},
-    {"tools": [TOOL], "tool_choice": "none"},
+    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
     {"functions": [{"name": "f"}], "function_call": "none"},
     {"messages": [USER, {"role": "assistant", "content": "b", "tool_calls": []}, USER]},
 ]
@@ -158,42 +152,31 @@ PATHS = {
 }
 
 
-async def test_what_is_not_known_names_what_was_meant(http: httpx.AsyncClient) -> None:
-    for path, body, param, named in MEANT:
-        error = error_of(await http.post(path, json=body))
-        assert error["param"] == param
-        assert named in error["message"] and len(error["message"]) < 300
-        assert ("did you mean" in error["message"]) == named.endswith("?")
+async def test_an_unknown_path_names_a_known_one(http: httpx.AsyncClient) -> None:
     for path, meant in PATHS.items():
         message = error_of(await http.post(path), 404)["message"]
-        assert (
-            message.endswith(f"; did you mean {meant}?") if meant else "did you mean" not in message
-        )
+        ending = f"; did you mean {meant}?"
+        assert message.endswith(ending) if meant else "did you mean" not in message
 
 
 @pytest.mark.parametrize("fields", HINTS, ids=lambda fields: next(iter(fields)))
 def test_hints_that_ask_for_nothing_are_taken(fields: dict[str, Any]) -> None:
-    assert parse_chat(json.dumps({"messages": [USER], **fields}).encode()).messages
+    assert chat(**fields).messages
 
 
-async def test_a_byte_that_is_no_utf8_is_told_by_its_place_in_the_body(
-    http: httpx.AsyncClient,
-) -> None:
+async def test_names_the_place_of_a_byte_that_is_no_utf8(http: httpx.AsyncClient) -> None:
     for before in (b"", b'"user": "abc", '):
         body = b"{" + before + b'"prompt": "ab\xff"}'
         error = error_of(await http.post(COMPLETIONS, content=body))
         assert f"byte 0xff in position {body.index(0xFF)}" in error["message"]
-        line = body.replace(b"prompt", b"custom_id").replace(b"user", b"url")
-        reported = parse_line(line, 1)
-        assert (
-            isinstance(reported, LineError) and f"position {line.index(0xFF)}" in reported.message
-        )
+        given = body.replace(b"prompt", b"custom_id").replace(b"user", b"url")
+        reported = parse_line(given, 1)
+        assert isinstance(reported, LineError)
+        assert f"position {given.index(0xFF)}" in reported.message
 
 
-FORMS = (
-    *("text/plain", "text/plain;charset=UTF-8", "Multipart/Form-Data; boundary=b"),
-    "application/x-www-form-urlencoded",
-)
+FORMS = ("text/plain", "text/plain;charset=UTF-8", "Multipart/Form-Data; boundary=b",
+         "application/x-www-form-urlencoded")  # fmt: skip
 
 
 async def test_a_forms_content_type_is_no_json(http: httpx.AsyncClient) -> None:
@@ -215,3 +198,28 @@ def test_one_limit_of_temperatures_holds_everywhere() -> None:
     assert "100" in refusal(completion, temperature=above).message
     error = refusal(accept, request_of(temperature=above), TEXT_MODEL, 0)
     assert re.match(r"temperature must be .* 100", error.message)
+
+
+def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterator[type[errors.SRMError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from every_error(child)
+
+
+RETRIED = {BodyTooSlow, errors.IdInUse, RateLimited, errors.SwapInProgress}
+"""Of the caller's: another time they may not occur."""
+
+
+@pytest.mark.parametrize("kind", list(every_error()))
+def test_every_error_has_an_openai_shape(kind: type[errors.SRMError]) -> None:
+    error = errors.Overloaded("full", 3) if kind is errors.Overloaded else kind("what happened")
+    reply = srm_error(error)
+    detail = json.loads(bytes(reply.body))["error"]
+    assert set(detail) == {"message", "type", "param", "code"}
+    assert detail["message"] == error.message
+    assert detail["code"] == kind.code
+    is_callers = issubclass(kind, errors.RequestError) and kind is not errors.Overloaded
+    assert (400 <= reply.status_code < 500) == is_callers
+    is_final = kind in {errors.TimedOut, errors.StoreFull} or (is_callers and kind not in RETRIED)
+    assert (reply.headers.get("x-should-retry") == "false") == is_final
+    assert (reply.status_code in {429, 503}) == ("retry-after" in reply.headers)

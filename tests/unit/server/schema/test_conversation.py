@@ -1,4 +1,4 @@
-"""Messages that are taken, told to a template, and refused with their place."""
+"""Messages and tools of a chat: taken, told to a template, and refused with their place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from srm.errors import InvalidRequest
 from srm.server.dialects.chat.request import ChatRequest, parse_chat
@@ -15,6 +16,7 @@ from srm.server.dialects.messages.request import parse_message
 from srm.server.dialects.responses.request import parse_response
 from srm.server.schema.conversation import Conversation
 from tests.kit.bodies.refusals import USER, chat, refusal
+from tests.kit.bodies.refused import ADD, NO_ROOM, named, tool
 
 ANSWER = {"role": "assistant", "content": "ho"}
 FUNCTION = {"name": "f", "arguments": "{}"}
@@ -57,13 +59,6 @@ def test_a_wrong_message_is_named_with_its_place() -> None:
     assert refusal(parse_chat, b"{}").message.startswith("messages must be a list of 1 to 4096")
 
 
-def test_a_part_that_is_no_text_is_refused_by_what_it_is() -> None:
-    """It was "`image_url` is not a field of it and may have no text"."""
-    part = {"type": "image_url", "image_url": {"url": "x"}}
-    error = refusal(chat, messages=[{"role": "user", "content": [part]}])
-    assert 'images and all other than text are not read: "image_url"' in error.message
-
-
 REPLAYED: tuple[dict[str, Any], ...] = (
     {"refusal": None, "annotations": [], "provider_specific_fields": {"refusal": None}},  # LiteLLM
     {"refusal": None, "annotations": None, "audio": None, "function_call": None},  # openai
@@ -84,7 +79,7 @@ def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, An
     assert set(reported) <= {*ANSWER, "tool_calls"}
 
 
-def test_a_template_is_told_parts_as_lines_and_arguments_as_objects() -> None:
+def test_templates_get_parts_as_lines_and_arguments_as_objects() -> None:
     user = {**USER, "content": [{"text": "a"}, {"text": "b"}], "name": "Ava"}
     calls = [{"id": "1", "function": {"name": "f", "arguments": x}} for x in ('{"x": 1}', "")]
     assistant = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
@@ -133,7 +128,7 @@ def test_arguments_of_earlier_calls_are_objects() -> None:
         '{"a": NaN}',
         '{"a": 1e400}',
     )
-    for given in (*faults, '{"a": "\\ud800"}', '{"a": ' + "[" * 9_999 + "]" * 9_999 + "}"):
+    for given in (*faults, "1", '{"a": "\\ud800"}', '{"a": ' + "[" * 9_999 + "]" * 9_999 + "}"):
         for place, parse in histories(given):
             with pytest.raises(InvalidRequest, match="arguments must be JSON of an obj") as raised:
                 parse()
@@ -161,7 +156,6 @@ def test_content_without_a_part_is_an_empty_text() -> None:
 
 
 def test_histories_of_other_models_are_taken() -> None:
-    """Each of these fields, items and parts was a 400."""
     thought = {"summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": None}
     items = [
         USER,
@@ -170,15 +164,6 @@ def test_histories_of_other_models_are_taken() -> None:
     ]
     _, chat = parse_response(msgspec.json.encode({"input": items}))
     assert [(own.role, own.text) for own in chat.messages] == [("user", "hi"), ("assistant", "No.")]
-    for item, fault in (
-        ({"type": "reasoning"}, "^input must have a message or a call"),
-        ({"type": "reasoning", "output": "x"}, "`output` is not a field of a reasoning"),
-        ({"type": "function_call", "call_id": "1", "phase": "x"}, "`(name|arguments)` is missing"),
-        ({"role": "user", "content": [{"type": "refusal"}]}, "content.0..refusal is missing"),
-        ({"role": "user", "content": [{"type": "input_text", "refusal": "x"}]}, "refusal is not"),
-    ):
-        with pytest.raises(InvalidRequest, match=fault):
-            parse_response(msgspec.json.encode({"input": [item]}))
 
 
 def test_what_a_tool_returned_names_a_call_before_it() -> None:
@@ -210,27 +195,84 @@ def test_calls_and_what_they_returned_are_shown_as_text() -> None:
         result("1", "6"),
         USER,
     ]
+    written = '{"name":"f","arguments":{"x": 1}}\n{"name":"g","arguments":{}}\n'
+    written += '{"name":"h","arguments":{"x": 1}}'
+    returned = "Result of g: 2\nResult of f: a\nb\nResult of h: 4\nResult of the tool: 5"
     text = chat(messages=messages).conversation.as_text()
     assert text.for_template(set()) == [
         *messages[:2],
-        {
-            "role": "assistant",
-            "content": "Let me see.\n"
-            '{"name":"f","arguments":{"x": 1}}\n'
-            '{"name":"g","arguments":{}}\n'
-            '{"name":"h","arguments":{"x": 1}}',
-        },
-        {
-            "role": "user",
-            "content": "Result of g: 2\nResult of f: a\nb\nResult of h: 4\nResult of the tool: 5",
-        },
+        {"role": "assistant", "content": f"Let me see.\n{written}"},
+        {"role": "user", "content": returned},
         {"role": "assistant", "content": '{"name":"f","arguments":{"x": 1}}'},
         {"role": "user", "content": "Result of f: 6"},
         USER,
     ]
 
 
-def test_the_prompt_ends_where_the_answer_begins_unless_asked_otherwise() -> None:
+def test_the_prompt_ends_where_the_answer_begins() -> None:
     continued = {"messages": [USER, ANSWER], "continue_final_message": True}
     for fields, adds in (({}, True), ({"add_generation_prompt": False}, False), (continued, False)):
         assert chat(**fields).conversation.adds_generation_prompt == adds
+
+
+def called(request: ChatRequest) -> tuple[list[str], bool, bool]:
+    assert request.calls is not None
+    names = [function.name for function in request.calls.functions]
+    return names, request.calls.is_named, request.calls.are_several
+
+
+def test_a_choice_says_which_functions_are_called() -> None:
+    tools = [ADD, tool("sub-2")]
+    cases: list[tuple[dict[str, Any], Any]] = [
+        ({"tool_choice": "required"}, (["add", "sub-2"], False, False)),
+        ({"tool_choice": named("sub-2")}, (["sub-2"], True, False)),
+        *(({"tool_choice": "required", "parallel_tool_calls": parallel},
+           (["add", "sub-2"], False, parallel)) for parallel in (True, False)),
+        # What may be several may be one: the request names it.
+        ({"tool_choice": named("add"), "parallel_tool_calls": True}, (["add"], True, False)),
+    ]  # fmt: skip
+    for fields, expected in cases:
+        assert called(chat(tools=tools, **fields)) == expected
+    for fields in ({}, {"tools": []}, {"tools": tools, "tool_choice": "none"}, {"tools": None}):
+        for parallel in (None, True, False):
+            assert chat(**fields, parallel_tool_calls=parallel).calls is None
+    assert chat(tools=[], tool_choice="auto").calls is None
+
+
+def test_by_default_a_reply_may_be_a_call() -> None:
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": None}):
+        request = chat(tools=[ADD], **fields)
+        assert request.calls is not None and request.calls.may_be_text
+        assert not request.calls.is_one_function and request.conversation.tells_tools
+        assert request.calls.is_text("3") and request.calls.is_text("")
+        assert not request.calls.is_text('{"na') and not request.calls.is_text("[{")
+    required = chat(tools=[ADD], tool_choice="required")
+    assert required.calls is not None and not required.calls.is_text("3")
+    assert not required.conversation.tells_tools
+
+
+def test_templates_get_all_tools_that_may_be_called() -> None:
+    tools = [ADD, tool("sub", description="take away", parameters=None)]
+    request = chat(tools=tools, tool_choice=named("add"))
+    assert [own.function.name for own in request.conversation.tools] == ["add", "sub"]
+    assert chat(tools=tools, tool_choice="none").conversation.tools == []
+
+
+def test_parameters_stay_the_json_that_they_were() -> None:
+    """What reads a schema refuses a name that it has twice; it must not be gone before."""
+    twice = '{"properties": {}, "properties": {"x": {}}}'
+    for parameters in ("null", "{}", twice):
+        body = (
+            '{"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "tools": '
+            f'[{{"type": "function", "function": {{"name": "f", "parameters": {parameters}}}}}]}}'
+        )
+        calls = parse_chat(body.encode()).calls
+        assert calls is not None
+        own = calls.functions[0].parameters
+        assert own is not UNSET and bytes(own).decode() == parameters
+
+
+@pytest.mark.parametrize("fields", NO_ROOM)
+def test_takes_without_a_call_what_it_leaves_no_room_for(fields: dict[str, Any]) -> None:
+    assert chat(tools=[ADD], tool_choice="none", **fields).calls is None
+    assert chat(tools=[ADD], tool_choice="required", response_format={"type": "text"}).calls

@@ -143,10 +143,14 @@ def test_messages_take_the_neutral_values_of_chats(name: str) -> None:
 def test_refuses_by_name_what_asks_for_something(name: str) -> None:
     door = DOORS[name]
     own = hints_of(CompletionRequest if door.has_params else door.kind)
-    for field in door.neutral.keys() - own.keys() - door.needs.keys():
-        for asked in ("asked for", 7.5, ["x"], {"x": 1}):
+    theirs = {"no_stop_trim"} if name == "generate's sampling" else set()  # it means another field
+    for field in door.neutral.keys() - own.keys() - door.needs.keys() - theirs:
+        for asked in ("asked for", True, 7, 7.5, ["x"], {"x": 1}):
+            if asked in door.neutral[field]:
+                continue
             error = refusal(door.parsed, **{field: asked})
-            assert error.param == field and error.message.startswith(field)
+            assert error.param == field and error.message.startswith(f"{field} = ")
+            assert "is not supported" in error.message
 
 
 def test_nulls_within_an_object_are_absent() -> None:

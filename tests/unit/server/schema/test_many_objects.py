@@ -27,11 +27,8 @@ from srm.server.schema.completion_request import parse_completion
 
 SIZE = 1_500_000
 """Bytes of the large value in a body."""
-PROMPT = b'"prompt": "x", '
 USER = b'"role": "user", "content": "x"'
-
-
-PART = b'{"type": "input_text", "text": "x"}'
+TEXT, PART = b'{"type": "text", "text": "x"}', b'{"type": "input_text", "text": "x"}'
 
 
 def many(item: bytes, around: bytes = b"[]") -> bytes:
@@ -45,96 +42,54 @@ def names(value: bytes) -> bytes:
     return b",".join(b'"%06d": %b' % (i, value) for i in range(SIZE // (len(value) + 11)))
 
 
+def body(**fields: bytes) -> bytes:
+    return b"{" + b", ".join(b'"%b": %b' % (n.encode(), v) for n, v in fields.items()) + b"}"
+
+
 def message(fields: bytes) -> bytes:
-    return b'{"messages": [{' + USER + b", " + fields + b"}]}"
+    return body(messages=b"[{" + USER + b", " + fields + b"}]")
 
 
+def spoken(content: bytes) -> bytes:
+    """A list of one message with this content."""
+    return b"[" + body(role=b'"user"', content=content) + b"]"
+
+
+MESSAGE = b"{" + USER + b"}"
+CALL = b'"tool_calls": [{"function": {"name": "f", "arguments": "{\\"a\\": %b}"}}]' % many(b"[]")
+RESULT = b'[{"type": "tool_result", "tool_use_id": "a", "content": %b}]' % many(TEXT)
+PARTS = b'[{"role": "user", "content": [' + b",".join([b'{"text": ""}'] * 4_000) + b"]}]"
+NEW_BATCH = {
+    **{"input_file_id": b'"x"', "endpoint": b'"/v1/completions"', "completion_window": b'"24h"'},
+}
 REFUSED: dict[str, tuple[Callable[[bytes], Any], bytes, str]] = {
-    **{
-        f"prompt {item!r}": (parse_completion, b'{"prompt": ' + many(item) + b"}", "prompt")
-        for item in (b"[]", b"{}", b"[[]]", b"true", b"1.5", b"[" * 50 + b"]" * 50)
-    },
-    **{
-        f"{name} {what}": (
-            parse_completion,
-            b"{" + PROMPT + b'"%b": ' % name.encode() + value + b"}",
-            name,
-        )
-        for name in ("stop", "metadata", "logit_bias", "until", "suffix", "user", "unknown", "n")
-        for what, value in (
-            ("of lists", many(b"[]")),
-            ("of objects", many(b"{}")),
-            ("of strings", many(b'""')),
-            ("of fields", b"{" + names(b"0") + b"}"),
-        )
-    },
-    "fields": (parse_completion, b"{" + PROMPT + names(b"null") + b"}", ""),
-    "messages": (parse_chat, b'{"messages": ' + many(b"{" + USER + b"}") + b"}", "messages"),
-    "chats": (parse_chats, b'{"messages": ' + many(b"[{" + USER + b"}]") + b"}", "messages"),
-    "chats of parts": (
-        parse_chats,
-        b'{"messages": '
-        + many(b'[{"role": "user", "content": [' + b",".join([b'{"text": ""}'] * 4_000) + b"]}]")
-        + b"}",
-        "messages",
-    ),
-    "items": (parse_response, b'{"input": ' + many(b"{" + USER + b"}") + b"}", "input"),
-    "parts of an item": (
-        parse_response,
-        b'{"input": [{"role": "user", "content": ' + many(PART) + b"}]}",
-        "input",
-    ),
-    "turns": (parse_count, b'{"messages": ' + many(b"{" + USER + b"}") + b"}", "messages"),
-    "blocks": (
-        parse_count,
-        b'{"messages": [{"role": "user", "content": '
-        + many(b'{"type": "text", "text": "x"}')
-        + b"}]}",
-        "messages",
-    ),
-    "blocks of a result": (
-        parse_count,
-        b'{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", '
-        b'"content": ' + many(b'{"type": "text", "text": "x"}') + b"}]}]}",
-        "messages",
-    ),
-    "functions": (parse_response, b'{"input": "x", "tools": ' + many(b"{}") + b"}", "tools"),
-    "tools": (
-        parse_chat,
-        b'{"messages": [{' + USER + b'}], "tools": ' + many(b"{}") + b"}",
-        "tools",
-    ),
-    "template": (
-        parse_chat,
-        b'{"messages": [{' + USER + b'}], "chat_template_kwargs": {"a": ' + many(b"[]") + b"}}",
-        "chat_template_kwargs",
-    ),
+    **{f"prompt {item!r}": (parse_completion, body(prompt=many(item)), "prompt")
+       for item in (b"[]", b"{}", b"[[]]", b"true", b"1.5", b"[" * 50 + b"]" * 50)},
+    **{f"{name} {what}": (parse_completion, body(prompt=b'"x"', **{name: value}), name)
+       for name in ("stop", "metadata", "logit_bias", "until", "suffix", "user", "unknown", "n")
+       for what, value in (("of lists", many(b"[]")), ("of objects", many(b"{}")),
+                           ("of strings", many(b'""')), ("of fields", b"{" + names(b"0") + b"}"))},
+    "fields": (parse_completion, b'{"prompt": "x", ' + names(b"null") + b"}", ""),
+    "messages": (parse_chat, body(messages=many(MESSAGE)), "messages"),
+    "chats": (parse_chats, body(messages=many(b"[" + MESSAGE + b"]")), "messages"),
+    "chats of parts": (parse_chats, body(messages=many(PARTS)), "messages"),
+    "items": (parse_response, body(input=many(MESSAGE)), "input"),
+    "parts of an item": (parse_response, body(input=spoken(many(PART))), "input"),
+    "turns": (parse_count, body(messages=many(MESSAGE)), "messages"),
+    "blocks": (parse_count, body(messages=spoken(many(TEXT))), "messages"),
+    "blocks of a result": (parse_count, body(messages=spoken(RESULT)), "messages"),
+    "functions": (parse_response, body(input=b'"x"', tools=many(b"{}")), "tools"),
+    "tools": (parse_chat, body(messages=b"[" + MESSAGE + b"]", tools=many(b"{}")), "tools"),
+    "template": (parse_chat, body(messages=b"[" + MESSAGE + b"]",
+                                  chat_template_kwargs=body(a=many(b"[]"))),
+                 "chat_template_kwargs"),
     "keys of a message": (parse_chat, message(names(b"0")), "messages"),
     "lists of a message": (parse_chat, message(b'"more": ' + many(b"[]")), "messages"),
-    "parts": (
-        parse_chat,
-        b'{"messages": [{"role": "user", "content": '
-        + many(b'{"type": "text", "text": ""}')
-        + b"}]}",
-        "messages",
-    ),
-    "arguments": (
-        parse_chat,
-        message(
-            b'"tool_calls": [{"function": {"name": "f", "arguments": "{\\"a\\": '
-            + many(b"[]")
-            + b'}"}}]'
-        ),
-        "messages",
-    ),
-    "tokens": (parse_detokenize, b'{"tokens": ' + many(b"[]") + b"}", "tokens"),
-    "texts": (parse_tokenize, b'{"prompt": ' + many(b'""') + b"}", "prompt"),
-    "batch": (
-        parse_batch,
-        b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h", '
-        b'"metadata": {' + names(b'""') + b"}}",
-        "metadata",
-    ),
+    "parts": (parse_chat, body(messages=spoken(many(TEXT))), "messages"),
+    "arguments": (parse_chat, message(CALL), "messages"),
+    "tokens": (parse_detokenize, body(tokens=many(b"[]")), "tokens"),
+    "texts": (parse_tokenize, body(prompt=many(b'""')), "prompt"),
+    "batch": (parse_batch, body(**NEW_BATCH, metadata=b"{" + names(b'""') + b"}"), "metadata"),
 }  # fmt: skip
 
 
@@ -150,33 +105,29 @@ def peak_of(parse: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("name", REFUSED, ids=range(len(REFUSED)))
 def test_a_body_of_many_objects_is_refused_before_they_are_made(name: str) -> None:
-    parse, body, param = REFUSED[name]
+    parse, given, param = REFUSED[name]
     requests: list[InvalidRequest] = []
 
     def refuse() -> None:
         with pytest.raises(InvalidRequest) as caught:
-            parse(body)
+            parse(given)
         requests.append(caught.value)
 
     json_parts.items_of(b"[" + b" " * json_parts.SMALL + b"]", 4096)  # the decoder is kept
-    assert peak_of(refuse) < 5 * len(body)
+    assert peak_of(refuse) < 5 * len(given)
     assert (requests[0].param or "") == param
     assert len(requests[0].message) < 500
 
 
 def test_labels_of_messages_are_not_made_however_many_they_are() -> None:
-    body = message(b'"cache_control": ' + many(b"[]"))
-    assert peak_of(lambda: parse_chat(body)) < 5 * len(body)
+    labelled = message(b'"cache_control": ' + many(b"[]"))
+    assert peak_of(lambda: parse_chat(labelled)) < 5 * len(labelled)
 
 
 @pytest.mark.parametrize("item", [b"0", b'""', b"[0]", b"[]"])
 def test_a_line_of_many_objects_is_counted_without_making_them(item: bytes) -> None:
-    prompt = many(item)
-    line = (
-        b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": '
-        + prompt
-        + b"}}"
-    )
+    prompt, url = many(item), b'"/v1/completions"'
+    line = body(custom_id=b'"a"', method=b'"POST"', url=url, body=body(prompt=prompt))
     results: list[object] = []
     assert peak_of(lambda: results.append(parse_line(line, 1))) < 5 * len(line)
     (made,) = results
@@ -200,8 +151,8 @@ def test_honest_prompts_are_taken_however_long(separators: tuple[str, str]) -> N
     rng = random.Random(1)
 
     def parse(prompt: Any) -> list[Any]:
-        body = json.dumps({"prompt": prompt}, separators=separators).encode()
-        return parse_completion(body).prompt
+        given = json.dumps({"prompt": prompt}, separators=separators).encode()
+        return parse_completion(given).prompt
 
     long = [rng.randrange(2**31) for _ in range(150_000)]
     assert ids_of(parse(long)) == [long]
@@ -225,21 +176,17 @@ def test_what_is_wrong_is_found_wherever_it_stands(wrong: Any) -> None:
             assert caught.value.param == "prompt"
 
 
-@pytest.mark.parametrize(
-    ("value", "is_text"),
-    [
-        *((1, False), ("", False), ("x", True), ({"a": 1}, False), ({"": "x"}, True)),
-        *((["", {"a\\": ""}], False), (["", {'a"': ["x"]}], True), ({'":': ['"']}, True)),
-    ],
-)
-def test_text_is_found_without_making_what_it_is_in(value: Any, is_text: bool) -> None:
-    for indent in (None, 2):
-        assert json_parts.has_text(json.dumps(value, indent=indent).encode()) == is_text
+def test_text_is_found_without_making_what_it_is_in() -> None:
+    texts: list[Any] = ["x", {"": "x"}, ["", {'a"': ["x"]}], {'":': ['"']}]
+    for value in (1, "", {"a": 1}, ["", {"a\\": ""}], *texts):
+        for indent in (None, 2):
+            is_text = json_parts.has_text(json.dumps(value, indent=indent).encode())
+            assert is_text == (value in texts), value
 
 
 def test_a_large_object_is_read_as_a_small_one_is() -> None:
-    body = b'{"a": 1, "a\\u00e9": [2], "a": ' + many(b"1") + b"}"
-    fields = json_parts.fields_of(body)
+    large = b'{"a": 1, "a\\u00e9": [2], "a": ' + many(b"1") + b"}"
+    fields = json_parts.fields_of(large)
     assert list(fields) == ["a", "aé"] and all(type(name) is str for name in fields)
     assert bytes(fields["a"]) == many(b"1")
     with pytest.raises(msgspec.ValidationError):
@@ -252,9 +199,9 @@ def test_a_large_object_is_read_as_a_small_one_is() -> None:
 async def test_a_large_body_is_parsed_beside_the_event_loop() -> None:
     threads: list[str] = []
 
-    def parse(body: bytes) -> int:
+    def parse(given: bytes) -> int:
         threads.append(threading.current_thread().name)
-        return len(body)
+        return len(given)
 
     assert await parsed(parse, b"{}") == 2
     assert await parsed(parse, b" " * (json_parts.SMALL + 1)) == json_parts.SMALL + 1

@@ -78,9 +78,7 @@ def test_every_reference_leads_somewhere_and_ids_are_unique(document_schema: Sch
     assert len(set(ids)) == len(ids)
 
 
-def test_a_request_has_every_field_with_the_ranges_that_are_checked(
-    document_schema: Schema,
-) -> None:
+def test_documents_every_field_of_a_request(document_schema: Schema) -> None:
     schema = document_schema["components"]["schemas"]["CompletionRequest"]
     (body,) = (
         operation.body
@@ -105,9 +103,7 @@ def test_a_request_has_every_field_with_the_ranges_that_are_checked(
     ]
 
 
-def test_required_fields_come_first_and_every_field_says_what_it_means(
-    document_schema: Schema,
-) -> None:
+def test_required_fields_come_first_and_all_are_described(document_schema: Schema) -> None:
     for operation in OPERATIONS:
         method = document_schema["paths"][operation.path][operation.method.lower()]
         described = method.get("parameters", [])

@@ -9,26 +9,21 @@ from typing import Any
 import pytest
 
 from srm.server.dialects.chat.request import ChatRequest, parse_chat
-from srm.server.dialects.responses.request import ResponseRequest
 from srm.server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
 from srm.server.schema.conversation import MAX_MESSAGES
-from srm.server.schema.sampling_fields import NEUTRAL, StreamOptions
+from srm.server.schema.sampling_fields import StreamOptions
 from srm.server.schema.until import MAX_CHOICES
-from srm.server.schema.validation import hints_of
 from tests.kit.bodies.refusals import USER, chat, completion, refusal, response
 
 USAGE = {"include_usage": True}
-UNTIL = {"match": "x"}
 Parse = Callable[..., Any]
 
 VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
     completion: {
         "prompt": (
             [["a", "b"]],
-            [
-                *([], [[]], [[5], []], 5, True, {}, ["a", 5], [5, "a"], [[5], "a"]),
-                *([-1], [2**31], [5.5]),
-            ],
+            [[], [[]], [[5], []], 5, True, {}, ["a", 5], [5, "a"], [[5], "a"], [-1], [2**31],
+             [5.5]],
         ),
         "model": (["m"], [5]),
         "n": ([MAX_CHOICES], [0, MAX_CHOICES + 1, "2", 2.5, True, 16.5, 1e300, "x" * 10_000]),
@@ -69,11 +64,9 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "repetition_penalty": ([100], [0, -1, 101, True, [1]]),
         "logit_bias": (
             [],
-            [
-                *([], *({name: 1} for name in ("a", "-1", "1.5", "", str(2**31)))),
-                *({"5": bias} for bias in (101, -101, "1", None, True)),
-                {str(token): 1 for token in range(1025)},
-            ],
+            [[], *({name: 1} for name in ("a", "-1", "1.5", "", str(2**31))),
+             *({"5": bias} for bias in (101, -101, "1", None, True)),
+             {str(token): 1 for token in range(1025)}],
         ),
         "allowed_token_ids": ([[0]], [[], [-1], [1.5], ["a"], 5, {}]),
         "bad_words": ([["a"] * 128], ["a", [""], ["a", "   "], ["x" * 257], [5], ["a"] * 129]),
@@ -106,7 +99,7 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "temperature": ([0, 100], [-0.1, 101, "hot"]),
         "metadata": ([{"a": "b"}], [{"a": 1}, []]),
     },
-}
+}  # fmt: skip
 """Values of a field that are taken, at the limits, and those that are refused."""
 
 
@@ -132,13 +125,11 @@ def test_what_scores_need_text_for_goes_with_packed_replies() -> None:
     assert refusal(completion, return_packed=True, echo=True, **rule).param == "echo"
 
 
-def test_one_prompt_is_a_list_and_an_integer_may_be_written_as_a_float() -> None:
+def test_takes_one_prompt_and_integers_as_floats() -> None:
     for prompt, expected in (("a", ["a"]), ("", [""])):
         assert completion(prompt=prompt).prompt == expected
-    lists: list[tuple[list[Any], list[list[int]]]] = [
-        *(([5, 6], [[5, 6]]), ([5.0, 6], [[5, 6]]), ([[5, 6], [7]], [[5, 6], [7]])),
-    ]
-    for given, ids in lists:
+    lists: list[list[Any]] = [[5, 6], [5.0, 6], [[5, 6], [7]]]
+    for given, ids in zip(lists, ([[5, 6]], [[5, 6]], [[5, 6], [7]]), strict=True):
         assert completion(prompt=given).prompt == [array("i", own_id).tobytes() for own_id in ids]
     request = completion(n=16.0, stop_token_ids=[3.0])
     assert (request.n, request.stop_token_ids) == (16, [3])
@@ -156,110 +147,16 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
     )
 
 
-ASKING: list[tuple[Parse, str, Any, Any]] = [
-    (completion, "length_penalty", 1.0, True),
-    (completion, "spaces_between_special_tokens", False, 1),
-    *(
-        (parse, name, value, other)
-        for parse, kind in (
-            *((completion, CompletionRequest), (chat, ChatRequest)),
-            (response, ResponseRequest),
-        )
-        for name, values in NEUTRAL.items()
-        if name not in hints_of(kind)
-        for value in (*values, None)
-        for other in (True, 7, "asked for", ["x"], {"x": 1})
-        if other not in values
-    ),
-]
-
-
-def test_what_is_not_honoured_may_be_neutral_and_nothing_else() -> None:
-    for parse, field, neutral, asking in ASKING:
-        assert parse(**{field: neutral}) == parse()
-        error = refusal(parse, **{field: asking})
-        assert error.param == field
-        assert error.message.startswith(f"{field} = ") and "is not supported" in error.message
-
-
-STREAM, COUNTS = {"stream": True}, {"return": "counts"}
-RULE = {"verify": {"match": "a"}}
-TWO_PROMPTS = {"prompt": ["a", "b"]}
-UNFINISHED = {"messages": [USER, {"role": "assistant"}]}
-CONFLICTS: dict[Parse, list[tuple[dict[str, Any], str, str]]] = {
-    completion: [
-        ({"n": 3, "best_of": 2}, "best_of", "must be an integer from n"),
-        ({"best_of": 2, **STREAM}, "best_of", "must be an integer from n"),
-        ({**TWO_PROMPTS, "best_of": 500_001}, "best_of", "500001 of 2 prompts"),
-        ({**TWO_PROMPTS, "n": 500_001}, "n", "n = 500001 of 2 prompts"),
-        ({"max_completion_tokens": 7, "max_tokens": 16}, "max_completion_tokens", "if both"),
-        ({"stream_interval": 5}, "stream_interval", "only with stream"),
-        ({"stream_options": USAGE}, "stream_options", "only with stream"),
-        ({"stream_whole": True}, "stream_whole", "only with stream"),
-        ({**STREAM, "stream_whole": True, "stream_interval": 2}, "stream_interval", "stream_whole"),
-        ({**COUNTS, **STREAM}, "return", "known at the end only"),
-        ({**COUNTS, "logprobs": 0}, "logprobs", "has no choices"),
-        ({"return": "unique", "echo": True}, "echo", 'return = "unique"'),
-        ({"until": UNTIL, "best_of": 2}, "best_of", "does not go with until"),
-        ({"until": UNTIL, **STREAM}, "until", "stream_whole"),
-        ({"until": {"match": "x", "count": 2}}, "until", "cannot be reached with n = 1"),
-        ({"count_by": "group"}, "count_by", "until is missing"),
-        ({"count_by": "group", "until": UNTIL}, "count_by", "unique or counts"),
-        ({"until": {"count": 1}}, "until", "match, score or both"),
-        ({"until": {"score": 1}}, "until", "verify, which is missing"),
-        ({"until": {"score": 1}, **RULE, "count_by": "group", **COUNTS}, "count_by", "until.match"),
-        ({**COUNTS, "count_by": "score"}, "count_by", "verify, which is missing"),
-        ({**RULE, "count_by": "score"}, "count_by", "unique or counts"),
-        ({**RULE, **STREAM}, "verify", "stream_whole"),
-        ({**RULE, "best_of": 2}, "best_of", "does not go with verify"),
-        ({**RULE, "echo": True}, "echo", "does not go with verify"),
-        ({**RULE, "max_tokens": 0, "prompt_logprobs": 0}, "max_tokens", "go with verify"),
-        ({**RULE, **COUNTS, "return_packed": True}, "return_packed", "has no choices"),
-        ({"tools": "x"}, "tools", "leave it out or send []"),
-    ],
-    chat: [
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "two names"),
-        ({"echo": True, **COUNTS}, "echo", "does not go with"),
-        ({"top_logprobs": 1}, "top_logprobs", "logprobs = true"),
-        ({"top_logprobs": 1, "logprobs": False}, "top_logprobs", "logprobs = true"),
-        (
-            {"add_generation_prompt": True, "continue_final_message": True},
-            *("add_generation_prompt", "continue_final_message"),
-        ),
-        (
-            {**UNFINISHED, "continue_final_message": True},
-            *("continue_final_message", "no content"),
-        ),
-        *(
-            ({"chat_template_kwargs": {name: value}}, "chat_template_kwargs", f"'{name}'")
-            for name, value in (("messages", []), ("add_generation_prompt", False))
-        ),
-        ({"stream_options": USAGE}, "stream_options", "only with stream"),
-        ({**COUNTS, "prompt_logprobs": 1}, "prompt_logprobs", "has no choices"),
-    ],
-}
-
-
-def test_fields_that_do_not_go_together() -> None:
-    for parse, conflicts in CONFLICTS.items():
-        for fields, param, message in conflicts:
-            error = refusal(parse, **fields)
-            assert error.param == param, fields
-            assert message in error.message
-
-
+STREAM = {"stream": True}
 TOGETHER: list[tuple[dict[str, Any], str, Any]] = [
-    *(
-        ({"max_tokens": 0, **scoring}, "max_tokens", 0)
-        for scoring in ({"echo": True}, {"prompt_logprobs": 0})
-    ),
+    ({"max_tokens": 0, "echo": True}, "max_tokens", 0),
+    ({"max_tokens": 0, "prompt_logprobs": 0}, "max_tokens", 0),
     *(({"n": 3, "best_of": best_of}, "num_samples", best_of or 3) for best_of in (None, 3, 7)),
     ({"n": 3, "best_of": 7}, "n", 3),
     ({"n": 1, "best_of": 1, **STREAM}, "num_samples", 1),
-    *(
-        ({"max_completion_tokens": 7, **longest}, "max_tokens", 7)
-        for longest in ({}, {"max_tokens": 7}, {"max_tokens": None})
-    ),
+    ({"max_completion_tokens": 7}, "max_tokens", 7),
+    ({"max_completion_tokens": 7, "max_tokens": 7}, "max_tokens", 7),
+    ({"max_completion_tokens": 7, "max_tokens": None}, "max_tokens", 7),
     ({"max_completion_tokens": 16}, "max_tokens", 16),
     ({**STREAM, "stream_interval": 5}, "stream_interval", 5),
     ({**STREAM, "stream_options": USAGE}, "stream_options", StreamOptions(include_usage=True)),
@@ -275,9 +172,8 @@ def test_fields_that_go_together(fields: dict[str, Any], name: str, value: Any) 
 def test_what_is_about_text_is_refused_where_there_is_none(name: str) -> None:
     default = getattr(completion(), name)
     assert completion(return_packed=True, **{name: default}).return_packed
-    error = refusal(
-        completion, return_packed=True, **{name: "x" if name == "stop" else not default}
-    )
+    other = {name: "x" if name == "stop" else not default}
+    error = refusal(completion, return_packed=True, **other)
     assert error.param == name and "is about text" in error.message
 
 
@@ -315,7 +211,7 @@ CHAT_ROUTER = {
 """And to chats, vllm-router 0.1.17 among them."""
 
 
-def test_what_clients_send_is_taken_and_what_routers_add_changes_nothing() -> None:
+def test_takes_what_clients_send_and_routers_add() -> None:
     for fields in CLIENTS.values():
         assert completion(model="m", **fields).model == "m"
     assert completion(**ROUTER) == completion()
@@ -340,32 +236,28 @@ def test_a_body_that_is_no_json_object_is_refused() -> None:
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
 @pytest.mark.parametrize("field", ["prompt", "n", "suffix", "nonsense"])
-def test_what_can_be_read_and_not_be_shown_is_refused(
-    field: str, opening: str, closing: str
-) -> None:
+def test_refuses_what_it_cannot_quote(field: str, opening: str, closing: str) -> None:
     """Nested nearly too deep to read: deep enough that the message could not quote it."""
     for depth in range(800, 1_010):
         nested = f"{opening * depth}1{closing * depth}"
         refusal(parse_completion, f'{{"prompt": "x", "{field}": {nested}}}'.encode())
 
 
+SAME: tuple[dict[str, Any], ...] = (
+    {"max_tokens": 7},
+    {"n": 3, "temperature": 0.5, "top_k": 4, "seed": 5, "stop": ["x"]},
+    {"stream": True, "stream_options": USAGE, "return_token_ids": True},
+)
 AS_COMPLETION: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"max_tokens": 7}, {"max_tokens": 7}),
+    *zip(SAME, SAME, strict=True),
     ({"max_completion_tokens": 8}, {"max_tokens": 8}),
     ({"max_tokens": 7, "max_completion_tokens": 7}, {"max_tokens": 7}),
     ({"logprobs": False, "top_logprobs": 0}, {"logprobs": None}),
     *(({"logprobs": True, "top_logprobs": k}, {"logprobs": k or 0}) for k in (None, 0, 20)),
-    *(
-        (same, same)
-        for same in ({"n": 3, "temperature": 0.5, "top_k": 4, "seed": 5, "stop": ["x"]},
-                     {"stream": True, "stream_options": USAGE, "return_token_ids": True})
-    ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("asked", "expected"), AS_COMPLETION)
-def test_a_chat_is_a_completion_with_what_both_have(
-    asked: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_a_chat_is_a_completion(asked: dict[str, Any], expected: dict[str, Any]) -> None:
     whole = {"prompt": "a prompt", "max_tokens": 99, "add_special_tokens": False, **expected}
     assert chat(**asked).as_completion("a prompt", 99) == completion(**whole)
