@@ -26,7 +26,7 @@ async def turns() -> None:
     ],
     ids=["alone", "lines have a limit of their own", "by weight", "by priority", "of two owners"],
 )
-async def test_what_each_job_has_when_all_want_more_and_lines_end_in_turn(
+async def test_room_of_jobs_that_all_want_more(
     max_lines: int, jobs: list[dict[str, Any]], expected: list[int]
 ) -> None:
     room = ConcurrencyLimiter(40, max_lines)
@@ -47,7 +47,7 @@ async def test_what_each_job_has_when_all_want_more_and_lines_end_in_turn(
         task.cancel()
 
 
-async def test_a_line_larger_than_the_room_has_its_turn_and_leaves_others_their_part() -> None:
+async def test_a_line_larger_than_the_room_has_its_turn() -> None:
     room = ConcurrencyLimiter(10, 1000)
     large, small = room.share("a"), room.share("b")
     await large.acquire(100)

@@ -68,9 +68,7 @@ def record_of(folder: Path, batch: BatchRecord) -> bytes:
 
 
 @pytest.mark.parametrize("most", EVERY)
-async def test_a_bit_of_a_running_batchs_record_ends_batches_for_nobody(
-    tmp_path: Path, most: int
-) -> None:
+async def test_a_flipped_bit_of_a_record_ends_no_batch(tmp_path: Path, most: int) -> None:
     """Of 5,592 such bits 320 ended the process, at every start."""
     answer_whole = tmp_path / "whole"
     damaged, other = begun(answer_whole), begun(answer_whole)
@@ -82,9 +80,7 @@ async def test_a_bit_of_a_running_batchs_record_ends_batches_for_nobody(
         shutil.rmtree(folder, ignore_errors=True)  # a thread may still write there
 
 
-async def test_a_batch_that_can_not_even_be_failed_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_that_cannot_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client may be told is no reason to end a process."""
     poisoned, good = begun(tmp_path), begun(tmp_path)
     starts = failures = 0

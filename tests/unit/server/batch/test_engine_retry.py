@@ -102,9 +102,7 @@ async def test_what_passes_is_tried_again(
     assert not met
 
 
-async def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along(
-    engine: Engine, answer: Answer
-) -> None:
+async def test_finds_the_line_that_kills_the_engine(engine: Engine, answer: Answer) -> None:
     flying = 0
     alone: list[bool] = []
 
@@ -133,17 +131,8 @@ async def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along(
     assert await asyncio.gather(*others) == [5] * 8
 
 
-async def test_a_line_that_survives_alone_is_answered(engine: Engine, answer: Answer) -> None:
-    async def ask() -> int:
-        if engine.losses < MAX_DEATHS:
-            engine.die()
-        return 5
-
-    assert await answer(ask) == 5
-
-
 @pytest.mark.parametrize("how", [EngineUnavailable, StepFailed])
-async def test_a_line_is_answered_however_often_another_request_kills_the_engine(
+async def test_answers_a_line_however_often_the_engine_dies(
     engine: Engine,
     answer: Answer,
     monkeypatch: pytest.MonkeyPatch,
@@ -186,9 +175,7 @@ async def test_one_death_counts_once_whatever_is_asked_of_the_dying(answer: Answ
     assert await answer(ask) == 5  # and was never tried alone
 
 
-async def test_a_stop_while_a_line_is_tried_alone_is_no_answer_to_it(
-    engine: Engine, answer: Answer
-) -> None:
+async def test_a_stop_is_no_answer_to_a_line_tried_alone(engine: Engine, answer: Answer) -> None:
     is_alone = asyncio.Event()
 
     async def ask() -> int:

@@ -144,9 +144,7 @@ def lines(count: int, **body: Any) -> list[dict[str, Any]]:
     return [completion_line(number, **body) for number in range(count)]
 
 
-async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_fails_one_batch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned, good = (submit(tmp_path, lines(count)) for count in (3, 20))
     change, tries = Store.change_batch, 0
 
@@ -168,7 +166,7 @@ async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
     assert here.read_batch(good).status == "completed"
 
 
-async def test_while_a_look_at_the_batches_hangs_none_starts_and_what_runs_goes_on(
+async def test_a_hanging_look_stops_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.0)
@@ -221,7 +219,7 @@ async def test_a_batch_whose_disk_hangs_holds_up_no_other(
     assert here.read_batch(hung).status == "completed"
 
 
-async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_over(
+async def test_waits_for_files(
     here: Here, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone, late, back = (submit(tmp_path, lines(3), **some) for some in ({}, {"expires_at": 1}, {}))
@@ -241,7 +239,7 @@ async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_o
     assert here.read_batch(back).status == "completed"
 
 
-def test_owners_have_equal_parts_and_their_batches_share_them_by_weight(tmp_path: Path) -> None:
+def test_owners_have_equal_parts_their_batches_by_weight(tmp_path: Path) -> None:
     one = submit(tmp_path, lines(1))
 
     def weights(*given: tuple[str, float]) -> list[float]:
@@ -269,10 +267,7 @@ def test_priority_orders_one_owners_batches_and_nobody_elses(tmp_path: Path) -> 
     assert [record.id for record in sort_by_turn(made, Counter())] == ["1", "2", "3", "0"]
 
 
-async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
-    here: Here, tmp_path: Path
-) -> None:
-    """Its lines need no room any more."""
+async def test_cancels_a_batch_while_others_have_all_room(here: Here, tmp_path: Path) -> None:
     here.model.may_answer.clear()
     first = submit(tmp_path, lines(20), priority=1)
     await here.until_asked(8)
@@ -287,7 +282,7 @@ async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
 
 
 @pytest.mark.parametrize(("max_waiting", "most"), [(100, 8 + 8), (6, 8 + 3)])
-async def test_half_of_the_engines_queue_is_left_to_those_who_ask_over_http(
+async def test_leaves_half_the_queue(
     here: Here, tmp_path: Path, max_waiting: int, most: int
 ) -> None:
     here.status.max_waiting = max_waiting
@@ -380,9 +375,7 @@ async def test_a_batch_of_a_model_that_nobody_serves_is_ended(
     assert (here.read_batch(batch).status, here.read_batch(batch).failed) == (status, 3)
 
 
-async def test_a_jump_of_the_wall_clock_expires_no_batch_and_deletes_no_file(
-    tmp_path: Path,
-) -> None:
+async def test_a_jump_of_the_clock_expires_nothing(tmp_path: Path) -> None:
     wall = time.time()
     here = Here(tmp_path, wall=lambda: wall)
     async with here.work():
@@ -397,9 +390,7 @@ async def test_a_jump_of_the_wall_clock_expires_no_batch_and_deletes_no_file(
     assert here.read_batch(batch).status == "completed"
 
 
-def test_a_process_whose_look_at_the_batches_fails_ends_whatever_its_threads_wait_for(
-    tmp_path: Path,
-) -> None:
+def test_a_look_that_fails_ends_the_process(tmp_path: Path) -> None:
     """It waited for its threads, and one of them for a disk that had gone."""
     program = """
 import asyncio, sys, threading

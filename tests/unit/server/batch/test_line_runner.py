@@ -167,10 +167,7 @@ async def test_what_fails_is_in_the_error_file(tmp_path: Path) -> None:
     ("first", "tail"),
     [(0, b""), (7, b'{"id":"batch_req_ab_3","cus'), (14, b"\0" * 9), (21, b"[]\n"), (28, b"\n")],
 )
-async def test_a_run_that_is_cut_off_anywhere_is_gone_on_with(
-    tmp_path: Path, first: int, tail: bytes
-) -> None:
-    """At any line, with the end of the file damaged in any way."""
+async def test_goes_on_with_a_run_cut_off_anywhere(tmp_path: Path, first: int, tail: bytes) -> None:
     lines = raw_lines(40)
     job = Job(tmp_path, lines)
     async with job.running(lambda number: asyncio.sleep(60 if number > first else 0)):
@@ -205,9 +202,7 @@ async def test_what_is_ended_is_told_of_every_line_that_is_left(tmp_path: Path) 
     again.close()
 
 
-async def test_a_line_that_is_given_up_before_its_task_began_has_its_result_and_its_room_back(
-    tmp_path: Path,
-) -> None:
+async def test_a_line_given_up_before_its_task_began(tmp_path: Path) -> None:
     job = Job(tmp_path, raw_lines(20))
 
     def parse(raw: bytes | None, number: int) -> Any:
@@ -223,10 +218,9 @@ async def test_a_line_that_is_given_up_before_its_task_began_has_its_result_and_
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyError("a bug")])
-async def test_a_bug_or_an_input_that_cannot_be_read_ends_the_job_and_takes_no_room(
+async def test_a_bug_or_an_unreadable_input_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Rather than have it wait for ever."""
     job = Job(tmp_path, [])
 
     def source() -> Iterator[list[RawLine]]:
@@ -244,7 +238,7 @@ async def test_a_bug_or_an_input_that_cannot_be_read_ends_the_job_and_takes_no_r
         await job.run()
 
 
-async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
+async def test_a_full_disk_holds_the_job_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(result_files, "MAX_PENDING_BYTES", 3000)
@@ -270,7 +264,7 @@ async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
     assert ["No space left" in message for message in messages] == [True, False]
 
 
-async def test_a_disk_that_hangs_holds_the_job_up_and_loses_nothing(
+async def test_a_hanging_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_files, "MAX_PENDING_BYTES", 3000)

@@ -1,4 +1,4 @@
-"""Lines of a batch: read, parsed, answered, and known again."""
+"""Lines of a batch: read, parsed, looked through as a whole, answered, and known again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 import io
 import json
 import math
+import tracemalloc
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from srm.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, TimedOut
+from srm.server.batch import job_input
+from srm.server.batch.job_input import Stopped, check_input
 from srm.server.batch.lines import (
     BatchLine,
     LineUsage,
@@ -64,7 +68,11 @@ def test_what_a_line_may_not_be(line: Any, code: str, param: str | None) -> None
     assert (error.code, error.param, error.line) == (code, param, 7)
 
 
-ASKED = '"method": "POST", "url": "/v1/completions"'
+def with_body(body: str) -> BatchLine | LineError:
+    asked = '"custom_id": "a", "method": "POST", "url": "/v1/completions"'
+    return parse_line(f'{{{asked}, "body": {body}}}'.encode(), 7)
+
+
 NUMBERS = (
     "0",
     "-1.5",
@@ -82,23 +90,19 @@ NUMBERS = (
 def test_numbers_that_no_double_holds_fail_the_check(number: str) -> None:
     """They passed it, since values are decoded only when the line runs."""
     is_infinite = math.isinf(float(number))
-    for place in (
-        '"temperature": {}',
-        '"n": 1, "x": [0, {{"y": [{}]}}]',
-        '"{}": 1, "x": 1, "y":{}',
-    ):
+    places = ('"temperature": {}', '"n": 1, "x": [0, {{"y": [{}]}}]', '"{}": 1, "x": 1, "y":{}')
+    for place in places:
         body = f"{{{place.format(number, number)}}}"
-        line = parse_line(f'{{"custom_id": "a", {ASKED}, "body": {body}}}'.encode(), 7)
+        line = with_body(body)
         assert isinstance(line, LineError) == is_infinite, place
         if isinstance(line, LineError):
             assert (line.code, line.line) == ("invalid_json_line", 7)
             assert line.param in ("temperature", "x", "y") and f"{line.param} has " in line.message
     for text in (number, f'\\"{number}', f"{number}\\\\"):
-        whole = f'{{"custom_id": "a", {ASKED}, "body": {{"prompt": "{text}", "{number}": 1}}}}'
-        assert isinstance(parse_line(whole.encode(), 7), BatchLine)
+        assert isinstance(with_body(f'{{"prompt": "{text}", "{number}": 1}}'), BatchLine)
     fields = ",".join(f'"{i}": 1' for i in range(2000))
     for body in (f'{{{fields}, "x": 1e400}}', '{"x": 1e400, "x": 1}'):
-        line = parse_line(f'{{"custom_id": "a", {ASKED}, "body": {body}}}'.encode(), 7)
+        line = with_body(body)
         assert isinstance(line, LineError) and line.param == "body"
 
 
@@ -112,7 +116,7 @@ def test_bodies_too_deep_to_be_read_fail_the_check() -> None:
     for depth in (1, 99, 101, *range(800, 1_100, 5), 100_000):
         nested = "[" * depth + "]" * depth
         body = f'{{"prompt": "a", "structured_outputs": {{"json": {{"const": {nested}}}}}}}'
-        line = parse_line(f'{{"custom_id": "a", {ASKED}, "body": {body}}}'.encode(), 7)
+        line = with_body(body)
         if isinstance(line, BatchLine):
             parse_deeper(line.body, 50)
             taken += 1
@@ -246,3 +250,68 @@ def test_what_fails_has_an_error_with_its_status_or_no_response() -> None:
 )
 def test_a_damaged_record_is_none(damage: bytes) -> None:
     assert decode_kept(damage) is None
+
+
+URL = "/v1/completions"
+TWICE = "duplicate_custom_id"
+
+
+def line(custom_id: str, url: str = URL) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {}})
+
+
+def codes(tmp_path: Path, *lines: str, max_lines: int = 0) -> list[tuple[str, int | None]]:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(lines))
+    result = check_input(path, URL, 1_000_000, max_lines)
+    assert result.errors or result.total == len([line for line in lines if line])
+    return [(error.code, error.line) for error in result.errors]
+
+
+@pytest.mark.parametrize(
+    ("lines", "errors"),
+    [
+        ([*map(line, "abcdefghij"), "", ""], []),
+        ([line("a"), "{", line("b", "/v1/embeddings"), line("c")],
+         [("invalid_json_line", 2), ("url_mismatch", 3)]),
+        (["{"] * 250, [("invalid_json_line", 1 + i) for i in range(100)]),
+        (["", "\ufeff"], [("invalid_json_line", 2)]),
+        *(([text], [("empty_file", None)])
+          for text in ("", "\n \n", "\ufeff", "\ufeff\n", "\ufeff\n\n", "\ufeff \n")),
+        ([*map(line, "abcdefbgb")], [(TWICE, 7), (TWICE, 9)]),
+        ([line("a"), line("a"), "{", line("b"), line("a")],
+         [(TWICE, 2), ("invalid_json_line", 3), (TWICE, 5)]),
+        ([line("a"), *[line("a"), "{"] * 100],
+         [((TWICE, "invalid_json_line")[i % 2], 2 + i) for i in range(100)]),
+    ],
+)  # fmt: skip
+def test_the_first_hundred_faults_are_told_by_their_lines(
+    tmp_path: Path, lines: list[str], errors: list[tuple[str, int | None]]
+) -> None:
+    assert codes(tmp_path, *lines) == errors
+
+
+def test_too_many_lines(tmp_path: Path) -> None:
+    assert codes(tmp_path, *map(line, "abcde"), max_lines=4) == [("too_many_tasks", None)]
+    assert not codes(tmp_path, *map(line, "abcde"), max_lines=5)
+
+
+def test_equal_hashes_are_no_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_input, "hash", lambda _: 5, raising=False)
+    assert not codes(tmp_path, *map(line, "abcdef"))
+    assert codes(tmp_path, *map(line, "abcba")) == [(TWICE, 4), (TWICE, 5)]
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    with path.open("w") as file:
+        file.writelines(line(f"a{number}" + "-" * 400) + "\n" for number in range(10_000))
+    tracemalloc.start()
+    result = check_input(path, URL, 1_000_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result.total == 10_000
+    # A chunk and its lines, and 8 bytes a line, of which the growing array may hold two copies.
+    assert peak < 2_000_000 < path.stat().st_size / 2
+    with pytest.raises(Stopped):
+        check_input(path, URL, 1_000_000, is_stopped=lambda: True)

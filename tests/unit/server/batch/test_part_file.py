@@ -47,25 +47,6 @@ def test_a_broken_end_is_cut_off(tmp_path: Path, tail: bytes, cut: int) -> None:
     assert path.read_bytes() == b"line 1\nline 2\n"
 
 
-def test_a_file_truncated_anywhere_keeps_its_whole_lines_and_is_gone_on_with(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "part"
-    lines = [b"line %d" % number for number in range(20)]
-    data = b"".join(line + b"\n" for line in lines)
-    for size in range(len(data)):
-        path.write_bytes(data[:size])
-        file, answer_whole = PartFile(path), data[:size].count(b"\n")
-        file.recover(lambda _: True)
-        file.put(b"next")
-        file.sync()
-        assert file.num_pending_bytes == 0
-        file.put(b"lost")
-        assert file.num_pending_bytes == 5
-        file.close()
-        assert recovered(path) == ([*lines[:answer_whole], b"next"], 0)
-
-
 def test_long_lines_over_several_chunks(tmp_path: Path) -> None:
     lines = [b"a" * 1_500_000, b"b", b"c" * 3_000_000]
     written(tmp_path / "part", *lines).close()

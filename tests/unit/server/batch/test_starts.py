@@ -60,7 +60,7 @@ def read_batch(folder: Path, batch: BatchRecord) -> BatchRecord:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_broke_a_batch_that_kills_the_process_was_run_for_ever(tmp_path: Path) -> None:
+def test_gives_up_a_batch_that_kills_the_process(tmp_path: Path) -> None:
     deadly = submit(tmp_path, lines(3, prompt="deadly"))
     others = [submit(tmp_path, lines(2)) for _ in range(3)]
     deaths = []
@@ -91,9 +91,7 @@ def started(folder: Path, batch: BatchRecord, times: int, is_reported: bool = Fa
     return started(folder, batch, times - 1, is_reported)
 
 
-async def test_a_suspect_that_gets_on_makes_room_for_the_next_and_then_for_all(
-    tmp_path: Path,
-) -> None:
+async def test_suspects_run_alone_until_they_get_on(tmp_path: Path) -> None:
     batches = [submit(tmp_path, lines(20), model_id="mine") for _ in range(3)]
 
     seen: list[set[str]] = []
@@ -111,9 +109,7 @@ async def test_a_suspect_that_gets_on_makes_room_for_the_next_and_then_for_all(
         assert [here.read_batch(batch).completed for batch in batches] == [20] * 3
 
 
-def test_only_starts_that_end_in_a_kill_and_without_progress_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_counts_starts_killed_in_vain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     batch = submit(tmp_path, lines(1))
     assert not started(tmp_path, batch, 20, is_reported=True).suspects([batch])
     assert not started(tmp_path, batch, MAX_TOGETHER - 1).suspects([batch])
@@ -137,7 +133,7 @@ def test_only_starts_that_end_in_a_kill_and_without_progress_count(
     assert "cannot be written" in caplog.text
 
 
-def test_an_unreadable_result_file_and_a_second_run_in_one_process_are_counted_all_the_same(
+def test_counts_with_an_unreadable_result_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, file = Store(tmp_path), tmp_path / "counts"

@@ -29,7 +29,7 @@ from srm.server.commands.batch_input import STANDARD, check_custom_ids, open_inp
 from srm.server.commands.batch_output import StreamPart, open_part
 from srm.server.commands.batch_progress import BatchMeter, Level
 from srm.server.commands.batch_results import BatchResults, job_name
-from srm.server.commands.compression import CHUNK, CODECS, DamagedArchive, decompressed, whole_size
+from srm.server.commands.compression import CODECS
 from srm.server.schema.completion_request import parse_completion
 
 JOB = "batch_0123456789abcdef"
@@ -100,9 +100,7 @@ def test_what_is_somebody_elses_is_left_as_it_is(tmp_path: Path, suffix: str) ->
         assert path.read_bytes() == data
 
 
-def test_an_input_that_changed_under_its_output_is_refused_when_that_line_comes(
-    tmp_path: Path,
-) -> None:
+def test_refuses_an_input_that_changed_under_its_output(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     write(path, [range(1, 4)])
     with closing(results(path)) as result:
@@ -116,7 +114,6 @@ def test_an_input_that_changed_under_its_output_is_refused_when_that_line_comes(
 
 
 def test_an_output_of_another_shard_is_left_as_it_is(tmp_path: Path) -> None:
-    """It would be whole without the lines of neither."""
     output = tmp_path / "out.jsonl"
     write(output, [range(1, 10, 2)])
     data = output.read_bytes()
@@ -198,24 +195,6 @@ def test_a_stream_tells_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> No
     os.close(writer)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_frames_are_read_however_they_are_cut_into_chunks(suffix: str, tmp_path: Path) -> None:
-    codec, rng = CODECS[suffix], random.Random(1)
-    parts = [rng.randbytes(rng.randrange(5_000)) for _ in range(5)]
-    data = b"".join(map(codec.compress, parts))
-    for size in (1, 7, 1000, CHUNK):
-        chunks = [data[at : at + size] for at in range(0, len(data), size)]
-        assert b"".join(decompressed(chunks, codec)) == b"".join(parts)
-    with pytest.raises(DamagedArchive, match="ends in the middle"):
-        b"".join(decompressed([data[:-1]], codec))
-    with pytest.raises(DamagedArchive):
-        b"".join(decompressed([data, b"garbage!"], codec))
-    path = tmp_path / f"frames{suffix}"
-    path.write_bytes(data[:-1])
-    with path.open("rb") as file:
-        assert whole_size(file.fileno(), codec) == len(data) - len(codec.compress(parts[-1]))
-
-
 def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
     lines = b'{"prompt": "a"}\n' * 1000
     other = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -292,7 +271,7 @@ _NAN = float("nan")
         ("body", [{"response_format": {"json_schema": {"schema": {"const": None}}}}], "response_"),
     ],
 )
-def test_a_null_that_may_be_a_value_is_refused(
+def test_refuses_a_null_that_may_be_it(
     tmp_path: Path, column: str, values: Any, place: str
 ) -> None:
     """`const: null` of a struct was "anything", since nulls of structs were fields left out. The
@@ -328,7 +307,6 @@ def test_nulls_that_can_mean_one_thing_are_taken_so(tmp_path: Path) -> None:
 
 
 def test_text_that_is_no_json_stays_one_field(tmp_path: Path) -> None:
-    """And so does JSON where a text is meant."""
     for column, text in (
         ("body", '{"prompt": "a"}, "custom_id": "9"'),
         ("tools", "[{]"),
@@ -352,9 +330,7 @@ def test_what_a_row_cannot_be_made_of_names_its_column(tmp_path: Path) -> None:
             read_table(tmp_path / "in.parquet", {"prompt": ["a"], "stop": values})
 
 
-def test_the_look_for_equal_custom_ids_decodes_no_other_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_ids_decode_no_other_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All columns of 300,000 rows took four times as long as lines did."""
     path, read = tmp_path / "in.parquet", parquet.ParquetFile.iter_batches
     asked: list[list[str]] = []
@@ -433,7 +409,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert "1,000 tok/s" in meter.describe(Level(200, 15_000, 15_000, 64), 1_100)
 
 
-def test_the_time_left_goes_by_tokens_and_not_by_lines_that_have_ended() -> None:
+def test_the_time_left_goes_by_tokens() -> None:
     """Of 1,000 lines of 400 tokens all were half done, 5 had ended: "1 day, 9:26:34 left"."""
     now = 0.0
     meter = BatchMeter(lambda: now)
@@ -446,7 +422,7 @@ def test_the_time_left_goes_by_tokens_and_not_by_lines_that_have_ended() -> None
     assert Level(5, 2_000, 500_000, 64).expected(1_000) == 500_000, "never less than there are"
 
 
-def test_large_results_are_written_in_groups_of_their_own(
+def test_large_results_have_their_own_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_parquet, "_BYTES_WRITTEN", 1_000)

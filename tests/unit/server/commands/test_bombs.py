@@ -70,11 +70,11 @@ def test_rows_with_one_large_value_do_not_fill_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", CODECS)
-def test_frames_are_read_the_same_in_whatever_pieces(suffix: str) -> None:
-    rng = random.Random(2)
-    codec = CODECS[suffix]
+def test_reads_frames_in_whatever_pieces(suffix: str, tmp_path: Path) -> None:
+    rng, codec = random.Random(2), CODECS[suffix]
     frames = [rng.randbytes(rng.randrange(3_000)) * rng.randrange(1, 400) for _ in range(20)]
-    data = b"".join(codec.compress(frame) + codec.padding * rng.randrange(9) for frame in frames)
+    packed = [codec.compress(frame) for frame in frames]
+    data = b"".join(frame + codec.padding * rng.randrange(9) for frame in packed)
     for size in (1, 7, 1_000, len(data)):
         chunks = [data[i : i + size] for i in range(0, len(data), size)]
         result = list(decompressed(chunks, codec))
@@ -83,6 +83,12 @@ def test_frames_are_read_the_same_in_whatever_pieces(suffix: str) -> None:
     ends = [end for _, end in compression.find_frames([data], codec) if end is not None]
     assert len(ends) == len(frames)
     assert data[: ends[-1]].rstrip(codec.padding or b"x") == data.rstrip(codec.padding or b"x")
+    path = tmp_path / "frames"
+    path.write_bytes(b"".join(packed)[:-1])
+    with pytest.raises(DamagedArchive, match="ends in the middle"):
+        b"".join(decompressed([path.read_bytes()], codec))
+    with path.open("rb") as file:
+        assert compression.whole_size(file.fileno(), codec) == sum(map(len, packed[:-1]))
     some = bytearray()
     with pytest.raises(DamagedArchive):
         for piece in decompressed([codec.compress(b"a" * 100), b"no frame"], codec):

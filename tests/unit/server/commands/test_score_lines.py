@@ -30,7 +30,7 @@ def test_a_line_without_end_is_not_read_whole(text: Text, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("error", [KeyError("a bug"), EngineUnavailable("it died")])
-async def test_what_is_no_fault_of_a_line_ends_all_and_keeps_what_is_done(
+async def test_a_bug_ends_all_and_keeps_what_is_done(
     text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     async def score(

@@ -12,7 +12,7 @@ from srm.server.generation.read_ahead import read_ahead
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_a_source_raises_comes_last_and_who_leaves_early_ends_it(fails: bool) -> None:
+async def test_an_error_of_a_source_comes_last(fails: bool) -> None:
     seen: list[int | str] = []
 
     async def source() -> AsyncGenerator[list[int], None]:
@@ -37,7 +37,7 @@ async def test_what_a_source_raises_comes_last_and_who_leaves_early_ends_it(fail
     assert seen == ["empty", *numbers, "closed"]
 
 
-async def test_nothing_comes_before_the_end_where_all_is_wanted_at_once() -> None:
+async def test_gives_all_at_once_where_asked() -> None:
     async def source() -> AsyncGenerator[list[int], None]:
         for number in range(3):
             yield [number]

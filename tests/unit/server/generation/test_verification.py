@@ -117,31 +117,12 @@ WRONG: list[tuple[Json, str]] = [
     *(({"number": 0}, text) for text in ("", "NaN", "Infinity", "0x0", "٠", "0_0", "0%", "1e")),
     ({"number": 1}, "1 2"),  # 12
     ({"number": BIG}, str(BIG + 1)),
-    *(
-        ({"number": 64, "using": [25, 3, 7, 4]}, text)
-        for text in (
-            *(
-                "",
-                "64",
-                "25*3-7",
-                "25*3-7-4-0",
-                "25*3-7-4-4",
-                "25*3-7-4=64",
-                "25 3 7 4",
-                "25*3-4-7-",
-            ),
-            *("-25*3-7-4", "25*3-(7-4", "25*3)-7-4", "25(*3)-7-4", "()25*3-7-4", "25*(3-7)-4"),
-            *(
-                "(" * 9_999,
-                "25*3-7-4" + ")" * 9_999,
-                "25*03-7-4",
-                "٢٥*3-7-4",
-                "²5*3-7-4",
-                "25//3-7-4",
-            ),
-            *("25**3-7-4", "2_5*3-7-4", "0" * 9_999 + "25*3-7-4", "25*3-7-4 so"),
-        )
-    ),
+    *(({"number": 64, "using": [25, 3, 7, 4]}, text) for text in (
+        *("", "64", "25*3-7", "25*3-7-4-0", "25*3-7-4-4", "25*3-7-4=64", "25 3 7 4", "25*3-4-7-"),
+        *("-25*3-7-4", "25*3-(7-4", "25*3)-7-4", "25(*3)-7-4", "()25*3-7-4", "25*(3-7)-4"),
+        *("(" * 9_999, "25*3-7-4" + ")" * 9_999, "25*03-7-4", "٢٥*3-7-4", "²5*3-7-4", "25//3-7-4"),
+        *("25**3-7-4", "2_5*3-7-4", "0" * 9_999 + "25*3-7-4", "25*3-7-4 so"),
+    )),
     ({"number": 0, "using": [1, 0]}, "1/0"),
     ({"number": 0.333, "using": [1, 3]}, "1/3"),
     ({"pointer": "/e", "number": 6, "using": [6]}, '{"e": 6}'),
@@ -149,10 +130,8 @@ WRONG: list[tuple[Json, str]] = [
     ({"number": 0, "tolerance": 1e308}, "1e400"),
     ({"number": 0.3, "tolerance": 0.1}, "0.4000001"),
     ({"number": 200, "relative_tolerance": 0.01}, "197.9"),
-    *(
-        ({"pointer": ""}, text)
-        for text in ("", "{", "NaN", "[1,]", "{}x", "\ufeff{}", "[" * 99_999)
-    ),
+    *(({"pointer": ""}, text)
+      for text in ("", "{", "NaN", "[1,]", "{}x", "\ufeff{}", "[" * 99_999)),
     ({"pointer": "", "number": 1}, "true"),
     ({"pointer": "", "equals": 1}, "true"),
     ({"pointer": "", "equals": True}, "1"),
@@ -166,7 +145,7 @@ WRONG: list[tuple[Json, str]] = [
     ({"all": [A, B]}, "b"),
     ({"not": A}, "a"),
     (nested(A, MAX_DEPTH), "a"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rule", "text"), RIGHT)
@@ -175,7 +154,7 @@ def test_a_text_that_fits_scores_1(rule: Json, text: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "text"), WRONG)
-def test_a_text_that_does_not_fit_scores_0(rule: Json, text: str) -> None:
+def test_any_other_text_scores_0(rule: Json, text: str) -> None:
     assert score(rule, text) == 0.0
 
 
@@ -327,9 +306,7 @@ expressions = st.recursive(
 
 
 @given(expressions, st.integers(-5, 30))
-def test_an_expression_has_the_value_that_the_reader_of_countdown_finds(
-    text: str, other: int
-) -> None:
+def test_an_expression_has_the_value_of_countdown(text: str, other: int) -> None:
     tokens = re.findall(r"\d+|\S", text)
     used = [int(token) for token in tokens if token.isdigit()]
     try:
@@ -351,9 +328,7 @@ values = st.recursive(
 
 
 @given(values, values, st.data())
-def test_a_pointer_finds_each_part_and_nothing_else_equals_it(
-    value: Any, other: Any, data: st.DataObject
-) -> None:
+def test_a_pointer_finds_each_part(value: Any, other: Any, data: st.DataObject) -> None:
     text, pointer, part = json.dumps(value), "", value
     while isinstance(part, dict | list) and part and data.draw(st.booleans()):
         key = data.draw(st.sampled_from([*part] if isinstance(part, dict) else [*range(len(part))]))

@@ -23,7 +23,7 @@ from tests.kit.serving import ROOT
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
 
-def test_a_file_and_the_environment_add_up_and_nothing_of_a_key_is_kept(tmp_path: Path) -> None:
+def test_keys_of_a_file_and_the_environment_add_up(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# who may\n\nalice in berlin {ALICE}\n")
     keys = load_keys(str(file), {"SRM_API_KEYS": BOB})
@@ -108,7 +108,7 @@ class Key:
         return 0
 
 
-def test_a_minutes_requests_may_come_at_once_and_then_one_at_a_time() -> None:
+def test_a_minutes_requests_may_come_at_once() -> None:
     key = Key(requests_per_minute=6, tokens_per_minute=0)
     assert [key.wait_s(0) for _ in range(8)] == [0] * 6 + [10] * 2
     assert [key.wait_s(now) for now in (9.5, 10, 10)] == [1, 0, 10]
@@ -132,7 +132,7 @@ def test_tokens_are_charged_afterwards_and_may_be_overdrawn() -> None:
     assert [key.wait_s(1) for _ in range(3)] == [0, 0, 30]
 
 
-def test_each_key_has_an_account_of_its_own_and_none_waits_without_limits() -> None:
+def test_each_key_has_its_own_account() -> None:
     limits = Limits(1, 0)
     limits.account("a").admit()
     with pytest.raises(RateLimited, match="1 requests a minute"):
@@ -195,7 +195,7 @@ def test_no_key_gets_more_than_its_rate(per_minute: float, pauses: list[float]) 
     assert admitted <= max(per_minute, 1) + per_minute * sum(pauses) / 60 + 1e-3
 
 
-def test_the_keys_that_the_operator_names_come_before_others_in_this_order() -> None:
+def test_named_keys_come_first_in_their_order() -> None:
     limits = Limits(0, 0, first=("chat", "eval"))
     ranks = {name: limits.account(name).priority for name in ("chat", "eval", "other")}
     assert ranks == {"chat": 2, "eval": 1, "other": 0}

@@ -1,9 +1,11 @@
-"""A reply that is made while its client waits: what ends it, and what is said of that."""
+"""Replies whose clients stay or leave: what ends them, and who writes to the connection."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from srm.server.errors import BodyTooLarge
-from srm.server.http.responses import WhileConnected
+from srm.server.http.connection import Connection, offer
+from srm.server.http.responses import CONNECT, EventStream, WhileConnected, frame
 
 SCOPE = {"type": "http"}
 
@@ -89,3 +92,57 @@ async def test_what_a_client_sends_too_much_of_meanwhile_is_refused() -> None:
         await WhileConnected(work.make)(SCOPE, receive, send)
     gc.collect()
     assert work.is_given_up and not unseen
+
+
+async def test_a_client_that_has_left_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a pipelined request, `send` alone says that it has."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message.get("body") == b"data: 2\n\n":
+            raise ClientDisconnect
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield frame([b"1"])
+        yield frame([b"2"])
+
+    async def receive() -> Any:
+        raise AssertionError("nobody asks")
+
+    with pytest.raises(ClientDisconnect):
+        await EventStream(events())({"type": "http"}, receive, send)
+    assert len(sent) == 3 and not caplog.records
+
+
+class Gone:
+    """A transport that is closed."""
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+def connection(**fields: Any) -> Any:
+    made = Connection.__new__(Connection)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_lost_connection_is_left_to_the_task() -> None:
+    """Whose `send` raises: behind a pipelined request nothing else says that the client left."""
+    paused: list[bool] = []
+    lost = connection(transport=Gone(), on_pause=lambda: paused.append(True))
+    lost.write(b"5\r\nhello\r\n")
+    assert paused == [True]
+
+
+def test_only_a_reply_in_chunks_lends_its_connection() -> None:
+    for is_chunked, is_gone in ((True, False), (False, False), (True, True)):
+        cycle = SimpleNamespace(scope={})
+        lender = connection(cycle=cycle)
+        offer(lender)
+        cycle.chunked_encoding, cycle.disconnected = is_chunked, is_gone
+        outlet = SimpleNamespace(connection=None)
+        cycle.scope["extensions"][CONNECT](outlet)
+        assert (outlet.connection is lender) == (is_chunked and not is_gone)

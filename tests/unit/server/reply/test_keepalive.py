@@ -46,9 +46,7 @@ def data_of(reply: Reply) -> list[bytes]:
 
 @pytest.mark.parametrize("fields", WAYS)
 @pytest.mark.parametrize("is_direct", [True, False])
-async def test_proxies_see_bytes_while_a_stream_waits_for_a_slot_or_a_token(
-    text: Text, fields: dict[str, Any], is_direct: bool
-) -> None:
+async def test_bytes_while_it_waits(text: Text, fields: dict[str, Any], is_direct: bool) -> None:
     served = Served(text, is_direct, 0.0, AT_ONCE)
     reply, task = await served.ask(**fields)
     await until(lambda: len(reply.sent) > 2)
@@ -116,9 +114,7 @@ async def response_to(served: Served, sent: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("keepalive_s", [0.0, NEVER, AT_ONCE])
-async def test_a_refusal_has_its_status_unless_a_comment_was_sent_before(
-    text: Text, keepalive_s: float
-) -> None:
+async def test_a_refusal_has_its_status_unless_begun(text: Text, keepalive_s: float) -> None:
     served, sent = Served(text, True, 0.0, keepalive_s), []  # type: ignore[var-annotated]
     task = asyncio.create_task(response_to(served, sent))
     await until(lambda: served.heard and (sent[1:] or keepalive_s != AT_ONCE))

@@ -111,9 +111,7 @@ async def render_whole(text: Text, /, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("fields", [{}, SCORES])
-async def test_a_whole_response_is_what_the_stream_ends_with(
-    text: Text, fields: dict[str, Any]
-) -> None:
+async def test_a_stream_ends_with_the_whole_response(text: Text, fields: dict[str, Any]) -> None:
     reply = await render_whole(text, **fields)
     response = Response.model_validate(reply)
     events, _ = await stream(text, **fields)
@@ -123,16 +121,9 @@ async def test_a_whole_response_is_what_the_stream_ends_with(
 
 async def test_a_response_repeats_its_request(text: Text) -> None:
     asked = {
-        "instructions": "Count.",
-        "max_output_tokens": 9,
-        "temperature": 0.5,
-        "top_p": 0.75,
-        "metadata": {"run": "1"},
-        "user": "bob",
-        "safety_identifier": "b",
-        "prompt_cache_key": "k",
-        "parallel_tool_calls": False,
-        "tool_choice": "none",
+        **{"instructions": "Count.", "max_output_tokens": 9, "temperature": 0.5, "top_p": 0.75},
+        **{"metadata": {"run": "1"}, "user": "bob", "safety_identifier": "b"},
+        **{"prompt_cache_key": "k", "parallel_tool_calls": False, "tool_choice": "none"},
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
     }
     reply = await render_whole(text, **asked)
@@ -207,10 +198,8 @@ async def test_by_auto_a_response_is_a_call_or_a_message(text: Text) -> None:
     events = await called(text, "no {call}x", tools=[ADD], tool_choice="auto")
     (message,) = events[-1].response.output
     assert message.type == "message" and events[-1].response.output_text == "no {call}"
-    assert [event.type for event in events[2:4]] == [
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
+    kinds = [event.type.removeprefix("response.") for event in events[2:4]]
+    assert kinds == ["output_item.added", "content_part.added"]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == "no {call}"
     assert [event.sequence_number for event in events] == [*range(len(events))]

@@ -160,7 +160,7 @@ def unpacked(packed: Any) -> dict[str, list[Any]]:
     }
 
 
-def test_packed_samples_have_what_is_asked_for_and_the_token_that_stops(text: Text) -> None:
+def test_packed_samples_have_what_is_asked_for(text: Text) -> None:
     def feed(*stop_token_ids: int, end: FinishReason | None = None) -> list[ChoicePart]:
         detokenizer = detokenizer_of(text, None, *stop_token_ids, return_packed=True)
         outputs = [OUTPUT, msgspec.structs.replace(OUTPUT, finish_reason=end)]

@@ -220,7 +220,7 @@ async def test_usage_counts_what_was_written_before(served: Served) -> None:
     assert reply.events[-1]["usage"]["total_tokens"] == 5
 
 
-async def test_a_choice_that_begins_later_counts_what_was_written_before(served: Served) -> None:
+async def test_a_later_choice_counts_what_was_written(served: Served) -> None:
     reply, _ = await served.ask(is_chat=True, n=2, stream_options=CONTINUOUS)
     served.say_each(THE)
     await turns()
@@ -311,7 +311,7 @@ async def test_choices_with_news_are_written_together(served: Served) -> None:
     ],
     ids=["an end", "other weights", "a slow client"],
 )
-async def test_what_is_odd_is_left_to_the_task_and_so_is_all_behind_it(
+async def test_leaves_odd_ones_to_tasks(
     served: Served, odd: Callable[[Served, Reply], Any]
 ) -> None:
     reply, _ = await begun(served)
@@ -348,7 +348,7 @@ async def test_a_stream_that_may_not_be_written_to_is_its_tasks(text: Text, what
     assert not reply.num_written and texts(reply)[-1] == " cat"
 
 
-async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(served: Served) -> None:
+async def test_a_stop_string_frees_a_slot_though_nobody_woke(served: Served) -> None:
     reply, task = await served.ask(n=2, stop=["cat m", "\n\n"])
     served.say({(0, 0): THE, (0, 1): THE})
     await turns()
@@ -370,9 +370,7 @@ async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(serve
     assert [(item["index"], item["stop_reason"]) for item in ends] == [(0, "cat m"), (1, "\n\n")]
 
 
-async def test_a_stop_string_that_had_begun_before_a_client_paused_frees_its_slot(
-    text: Text,
-) -> None:
+async def test_a_stop_string_begun_before_a_pause_frees_its_slot(text: Text) -> None:
     served = Served(text)
     reply, task = await begun(served, stop=["cat m"])
     served.say({(0, 0): CAT})  # written directly, but for what is held back
@@ -388,7 +386,6 @@ async def test_a_stop_string_that_had_begun_before_a_client_paused_frees_its_slo
 
 
 async def test_what_comes_while_a_client_does_not_read_is_one_event(text: Text) -> None:
-    """All that comes behind the event that waits for it, however much that is."""
     served = Served(text)
     replies = [(await begun(served))[0] for _ in range(2)]
     replies[0].pause()
@@ -403,9 +400,7 @@ async def test_what_comes_while_a_client_does_not_read_is_one_event(text: Text) 
 
 
 @pytest.mark.parametrize("num_turns", range(12))
-async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
-    served: Served, num_turns: int
-) -> None:
+async def test_writes_first_what_came_during_a_pause(served: Served, num_turns: int) -> None:
     reply, _ = await served.ask(stop=["cat m"])
     reply.pause()
     served.say_each(THE)
@@ -423,9 +418,7 @@ async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
 
 @pytest.mark.parametrize("num_turns", range(4))
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"prompt_logprobs": 0, "stop": ["?"]}])
-async def test_a_choice_begins_behind_the_scores_of_its_prompt(
-    served: Served, fields: dict[str, Any], num_turns: int
-) -> None:
+async def test_begins_behind_scores(served: Served, fields: dict[str, Any], num_turns: int) -> None:
     reply, _ = await served.ask(prompt=[[5], [6, 7]], **fields)
     served.say_each(THE)
     await turns()
@@ -454,9 +447,7 @@ def broken(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", ["rendering", "counting", "sending"])
-async def test_a_bug_ends_the_request_that_meets_it_and_no_other(
-    served: Served, where: str
-) -> None:
+async def test_a_bug_ends_the_request_that_meets_it(served: Served, where: str) -> None:
     replies = [await begun(served, stream_options=CONTINUOUS) for _ in range(3)]
     served.say({(0, 0): CAT, (1, 0): CAT, (2, 0): CAT})
     renderer = served.outlets[1].renderer
@@ -479,9 +470,7 @@ async def test_a_bug_ends_the_request_that_meets_it_and_no_other(
     assert not served.client.streams.has_request(served.heard[1].id)  # its slot is given back
 
 
-async def test_scores_that_cannot_be_rendered_together_are_rendered_one_by_one(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_renders_scores_one_by_one(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     reply, _ = await begun(served, logprobs=0)
     monkeypatch.setattr(ScoreWriter, "render_each", broken)
     served.say_each(CAT)
@@ -576,9 +565,7 @@ def check_texts(text: Text, reply: Reply, fields: dict[str, Any], message: Token
 
 @settings(max_examples=100)
 @given(st.sampled_from(FIELDS), st.integers(0, 2**32))
-def test_whoever_writes_them_events_say_the_same(
-    text: Text, fields: dict[str, Any], seed: int
-) -> None:
+def test_events_say_the_same_by_either_way(text: Text, fields: dict[str, Any], seed: int) -> None:
     one, other = (
         asyncio.run(read_all_text(text, fields, random.Random(seed), is_direct))
         for is_direct in (True, False)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 from array import array
 from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from srm.server.dialects.chat.tools import ToolFormat
+from srm.server.reply.call_reader import CallReader
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.text import Text
 from tests.kit.serving import parts_of
@@ -185,7 +189,7 @@ async def reply_of(
 
 
 @pytest.mark.parametrize(("calls", "spoken", "expected", "reason"), TEXTS)
-async def test_a_whole_reply_has_its_calls_and_the_same_ids_when_made_again(
+async def test_a_whole_reply_has_its_calls_and_equal_ids_again(
     text: Text, calls: Calls, spoken: str, expected: list[tuple[str, str]], reason: str
 ) -> None:
     fields = {"n": 2, "return_token_ids": True}
@@ -221,3 +225,43 @@ async def test_equal_calls_may_be_counted(text: Text) -> None:
     reply = await reply_of(text, ANY, ADDING, **fields)
     [choice] = reply["choices"]
     assert choice["count"] == 3 and len(choice["message"]["tool_calls"]) == 1
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='ab"\\{}[]é, :'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a"\\{}'), inner),
+    max_leaves=6,
+)
+CALLS = st.lists(
+    st.tuples(st.sampled_from("fg"), st.dictionaries(st.text(), VALUES)), min_size=1, max_size=4
+)
+
+
+@given(calls=CALLS, cuts=st.lists(st.integers(1, 9), min_size=1), is_list=st.booleans())
+def test_reads_calls_however_cut(
+    calls: list[tuple[str, Any]], cuts: list[int], is_list: bool
+) -> None:
+    texts = [(name, json.dumps(arguments)) for name, arguments in calls[: None if is_list else 1]]
+    text = ",".join(f'{{"name":"{name}","arguments":{own}}}' for name, own in texts)
+    text = f"[{text}]" if is_list else text
+    reader, calls_read, at = CallReader(), list[list[str]](), 0
+    while at < len(text):
+        end = at + cuts[at % len(cuts)]
+        for part in reader.read(text[at:end]):
+            if part.name is not None:
+                assert part.place == len(calls_read) and not part.arguments
+                calls_read.append([part.name, ""])
+            else:
+                assert part.place == len(calls_read) - 1 and part.arguments
+                calls_read[-1][1] += part.arguments
+        at = end
+    assert [tuple(call) for call in calls_read] == texts
+
+
+def test_reads_what_was_written_of_a_cut_call() -> None:
+    for text, expected in {
+        '[{"name":"f","argu': [],
+        '[{"name":"f","arguments":{"x": "a}': [(0, "f", ""), (0, None, '{"x": "a}')],
+        '{"name":"f","arguments":{}}': [(0, "f", ""), (0, None, "{}")],
+    }.items():
+        assert CallReader().read(text) == expected

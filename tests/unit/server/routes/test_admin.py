@@ -47,9 +47,7 @@ def body(folder: Path) -> bytes:
     return json.dumps({"path": str(folder)}).encode()
 
 
-def test_a_tokenizer_that_was_only_written_anew_is_the_same(
-    text_model: Path, tmp_path: Path
-) -> None:
+def test_takes_a_tokenizer_that_was_saved_again(text_model: Path, tmp_path: Path) -> None:
     """Trainers save it with other spaces and their padding: such a folder was refused."""
     folder = shutil.copytree(text_model, tmp_path / "model")
     admin = Admin(Mock(), ServerConfig(model=text_model))
@@ -74,9 +72,7 @@ def test_a_special_token_that_both_name_must_be_the_same(text_model: Path, tmp_p
     assert "its eos_token is not the one" in refusal(admin.check_folder, str(folder)).message
 
 
-async def test_while_a_folder_on_a_dead_disk_is_read_other_changes_are_refused(
-    text_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dead_disk_holds_changes(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight such changes took /metrics and all later changes, though who had asked was gone."""
     reads, answers = threading.Event(), threading.Event()
 
@@ -115,7 +111,6 @@ async def test_while_a_folder_on_a_dead_disk_is_read_other_changes_are_refused(
 async def test_a_pipe_instead_of_a_text_file_is_refused_by_name(
     name: str, text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was read for ever."""
     folder = shutil.copytree(text_model, tmp_path / "model")
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
@@ -134,9 +129,7 @@ async def test_a_pipe_instead_of_a_text_file_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_pipe_in_the_model_that_is_served_is_refused_by_name(
-    name: str, text_model: Path, tmp_path: Path
-) -> None:
+def test_refuses_a_pipe_in_the_served_model(name: str, text_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(text_model, tmp_path / "model")
     (folder / name).unlink()
     os.mkfifo(folder / name)

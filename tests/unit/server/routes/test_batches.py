@@ -43,9 +43,7 @@ async def test_a_batch_is_refused_while_none_can_run(tmp_path: Path, batches: Ma
         await batches(why_no_jobs_fd=why).create(body)
 
 
-async def test_a_batch_of_another_model_says_what_it_waits_for(
-    tmp_path: Path, batches: Make
-) -> None:
+async def test_a_batch_of_another_model_says_so(tmp_path: Path, batches: Make) -> None:
     batch = submit(tmp_path, [completion_line(1)], model="theirs", model_id="a")
     assert (await batches(served_model_name="renamed", model_id="a").get(batch.id)).errors is None
     errors = (await batches(served_model_name="mine", model_id="b").get(batch.id)).errors

@@ -53,14 +53,12 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return heard
 
 
-def test_it_is_not_ready_before_the_first_answer_and_while_it_drains(heard: Heard) -> None:
+def test_not_ready_before_an_answer_and_while_it_drains(heard: Heard) -> None:
     assert "it is starting" in heard.reason()
     assert heard.report(1, state="draining", running=2) == "the engine is draining"
 
 
-def test_a_start_says_what_it_does_and_how_long_so_far(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_says_what_it_does(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first compile of minutes was an engine that does not answer, to /ready and completions."""
     region = metrics_memory.create([""])[0]
     monkeypatch.setattr(metrics_memory, "_regions", [region])

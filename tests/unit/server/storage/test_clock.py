@@ -43,7 +43,7 @@ def test_a_jump_ahead_is_left_out_until_it_has_lasted(machine: Machine) -> None:
     assert clock.now() == machine.wall
 
 
-def test_a_clock_that_is_set_back_is_followed_and_a_jump_forgotten(machine: Machine) -> None:
+def test_follows_a_clock_that_is_set_back(machine: Machine) -> None:
     clock = machine.clock()
     machine.wall -= 5000
     assert clock.now() == machine.wall
@@ -68,9 +68,7 @@ def test_the_next_process_leaves_it_out_too_but_not_after_a_boot(machine: Machin
     assert machine.clock().now() == machine.wall  # since then, not since it was started
 
 
-def test_a_damaged_file_is_none_and_one_that_cannot_be_written_is_said(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_no_clock(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     offset = b'{"boot":"a","offset":%b,"held_at":null}'
     offsets = (offset % data for data in (b"1e300", b"-1", b"1e12"))
     for data in (b"", b"{", b"\xff{}", b'{"boot": "a"}', b"[]", *offsets):

@@ -99,7 +99,6 @@ def test_of_a_column(made: tuple[Store, BatchRecord, list[str]], table: str, col
 @pytest.mark.parametrize("most", EVERY)
 @pytest.mark.parametrize("kind", ["batches", "files"])
 def test_of_a_sidecar(made: tuple[Store, BatchRecord, list[str]], kind: str, most: int) -> None:
-    """It is written anew, so that it is there when the database is damaged."""
     store, batch, before = made
     id = batch.id if kind == "batches" else batch.input_file_id
     path = store.folder / kind / f"{id}.json"
@@ -163,7 +162,7 @@ def test_what_is_damaged_in_both_places_is_left_out_and_no_other(
         ("metadata", {str(number): "" for number in range(17)}),
     ],
 )
-def test_a_record_without_a_checksum_is_checked_by_what_it_may_be(
+def test_checks_records_without_a_checksum_by_value(
     made: tuple[Store, BatchRecord, list[str]], field: str, value: object
 ) -> None:
     """As earlier versions wrote it."""
@@ -176,16 +175,12 @@ def test_a_record_without_a_checksum_is_checked_by_what_it_may_be(
     assert all_of(store) == before
 
 
-def test_who_takes_a_record_for_an_older_one_reads_the_same(
-    made: tuple[Store, BatchRecord, list[str]],
-) -> None:
+def test_reads_a_record_as_an_older_one(made: tuple[Store, BatchRecord, list[str]]) -> None:
     _, batch, _ = made
     assert msgspec.json.decode(encode(batch), type=BatchRecord) == batch
 
 
-def test_a_store_blames_no_client_for_its_own_damage(
-    made: tuple[Store, BatchRecord, list[str]],
-) -> None:
+def test_blames_no_client_for_damage(made: tuple[Store, BatchRecord, list[str]]) -> None:
     store, _, _ = made
     with pytest.raises(StoreError) as caught:
         store.path_of("&ile-" + "0" * 32)

@@ -40,9 +40,7 @@ def used(folder: Path) -> tuple[int, str]:
     "name",
     ["store-02.sqlite3", "store-1.sqlite3", "store-0.sqlite3", "store-999999999.sqlite3"],
 )
-def test_a_file_whose_name_is_hardly_a_databases_is_left_alone(
-    folder: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_leaves_odd_names_alone(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     (folder / name).touch()
     with caplog.at_level(logging.ERROR):
         assert used(folder) == (2, "store.sqlite3")
@@ -92,7 +90,7 @@ def test_a_folder_named_as_a_file_keeps_nothing_abandoned(
     assert [odd in message for message in caplog.messages] == [True]
 
 
-def test_a_folder_in_place_of_a_sidecar_keeps_no_other_from_being_mended(folder: Path) -> None:
+def test_mends_beside_a_folder_in_place_of_a_sidecar(folder: Path) -> None:
     with closing(Store(folder)) as store:
         odd, lost = (folder / "files" / f"{a_file(store).id}.json" for _ in range(2))
         for path in (odd, lost):

@@ -254,9 +254,7 @@ def test_a_newer_database_is_refused_and_left_alone(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "half", *BAD_SQL, "other tables"])
-def test_a_database_is_made_anew_with_all_results(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rebuilds_a_database(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     store, other = Store(tmp_path), Store(tmp_path)
     file = a_file(store, owner="a")
     running = store.allocate_output_ids(a_batch(store, file))
@@ -308,9 +306,7 @@ def spoil(store: Store, damage: str) -> None:
     path.write_bytes(spoiled.get(damage, data))
 
 
-def test_a_sidecar_that_is_damaged_costs_no_other(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_sidecar_costs_no_other(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     retained, without_bytes, *damaged = (a_file(store).id for _ in range(5))
     store.path_of(without_bytes).unlink()
     for id, content in zip(damaged, (b"{", b'{"id": "\xff"}', b"[" * 100_000), strict=True):
@@ -321,7 +317,6 @@ def test_a_sidecar_that_is_damaged_costs_no_other(
 
 
 def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:
-    """As a crash between the sidecar and the end of the transaction leaves it."""
     file = a_file(store)
     batch = a_batch(store, file)
     for table in ("files", "batches"):
@@ -333,7 +328,7 @@ def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("full_at", ["os.fsync", "srm.server.storage.rows.put"])
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_keeps_none(
     store: Store, monkeypatch: pytest.MonkeyPatch, full_at: str
 ) -> None:
     retained = a_file(store)

@@ -51,9 +51,7 @@ SMALL = part("file", b"{}\n", "in.jsonl")
     st.lists(st.integers(1, 40), min_size=1),
     st.booleans(),
 )
-def test_a_form_is_the_same_however_it_is_cut(
-    data: bytes, sizes: list[int], is_file_first: bool
-) -> None:
+def test_reads_a_form_however_it_is_cut(data: bytes, sizes: list[int], is_file_first: bool) -> None:
     parts = [part("file", data, "a b.jsonl"), part("purpose", b"batch")]
     body = form(*parts if is_file_first else reversed(parts))
     one = UploadForm(KIND, NAMES)
@@ -85,9 +83,7 @@ WRONG: list[tuple[str, bytes, str | None, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "body", "param", "message"), WRONG)
-def test_what_is_wrong_with_a_form_is_said(
-    kind: str, body: bytes, param: str | None, message: str
-) -> None:
+def test_names_what_is_wrong(kind: str, body: bytes, param: str | None, message: str) -> None:
     def read() -> str:
         one = UploadForm(kind, NAMES)
         one.parse(body)
@@ -115,9 +111,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "data" / "files").iterdir())
 
 
-async def test_a_disk_that_fails_is_said_and_nothing_is_left(
-    http: httpx.AsyncClient, tmp_path: Path
-) -> None:
+async def test_a_failing_disk_leaves_nothing(http: httpx.AsyncClient, tmp_path: Path) -> None:
     assert (await send(http)).status_code == 200
     before = names_in(tmp_path)
     full, failed = (507, "store_full"), (503, "store_unavailable")
@@ -136,9 +130,7 @@ async def test_a_disk_that_fails_is_said_and_nothing_is_left(
     ("folder", "why", "num_bytes"),
     [("/sys/srm", "cannot be written", "0.0"), ("/proc/version", "failed: Not a directory", "NaN")],
 )
-async def test_a_folder_that_cannot_be_is_said_and_metrics_do_without(
-    served: Served, folder: str, why: str, num_bytes: str
-) -> None:
+async def test_names_a_wrong_folder(served: Served, folder: str, why: str, num_bytes: str) -> None:
     async with served(data_dir=folder) as http:
         reply = await send(http)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
@@ -177,9 +169,7 @@ def test_one_key_takes_no_more_than_half_of_the_places(tmp_path: Path) -> None:
             places.begin("")
 
 
-async def test_quota_and_purpose_are_looked_at_while_the_file_comes(
-    http: httpx.AsyncClient, tmp_path: Path
-) -> None:
+async def test_checks_quota_and_purpose_early(http: httpx.AsyncClient, tmp_path: Path) -> None:
     sent = 0
 
     async def body(purpose: bytes) -> AsyncIterator[bytes]:
@@ -229,7 +219,7 @@ def test_ranges_agree_with_slices(begin: int, end: int) -> None:
                 wanted(asked)
 
 
-def test_what_is_no_range_is_the_whole_file_and_one_behind_the_end_is_none() -> None:
+def test_a_wrong_range_is_the_whole_file() -> None:
     for asked in ("", "bytes=-", "bytes=x-1", "lines=1-2", "bytes=1-2,4-5", "bytes=9" * 99):
         assert wanted(asked) == (0, 10)
     for far in ("9" * 19, "9" * 20, "9" * 5_000):

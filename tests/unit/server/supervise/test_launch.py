@@ -102,7 +102,7 @@ def test_a_port_in_use_and_a_host_that_is_none_are_said_to_be() -> None:
         listen("no such host", 0)
 
 
-def test_a_unix_socket_takes_the_place_of_one_that_nobody_listens_on(tmp_path: Path) -> None:
+def test_a_unix_socket_replaces_a_dead_one(tmp_path: Path) -> None:
     path = tmp_path / "srm.sock"
     config = ServerConfig(uds=str(path))
     in_use = "cannot listen: Address already in use"
@@ -129,9 +129,7 @@ def test_a_unix_socket_takes_the_place_of_one_that_nobody_listens_on(tmp_path: P
         ServerConfig(uds=str(path), port=0)
 
 
-def test_a_data_folder_that_cannot_be_written_into_is_said_at_the_start(
-    text_model: Path, tmp_path: Path
-) -> None:
+def test_names_a_data_folder_it_cannot_write_into(text_model: Path, tmp_path: Path) -> None:
     """Every upload was a 503, and nothing was said before."""
     (tmp_path / "no folder").write_text("a file")
     for folder in (tmp_path / "no folder", Path("/proc/1/data")):
@@ -161,9 +159,7 @@ def test_connections_are_no_more_than_open_files_allow(
         within_open_files(ServerConfig())
 
 
-def test_a_model_of_another_library_is_said_to_be_none_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_names_another_librarys_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Engine, API and jobs process each complained of its first unknown field."""
     (tmp_path / "config.json").write_text('{"architectures": [], "model_type": "llama"}')
     for command, given in (("serve", "--port=0"), ("generate", "hello"), ("batch", "-")):
@@ -238,7 +234,6 @@ def test_a_model_is_told_from_another_wherever_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_folder_above_that_may_not_be_entered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user who is not root finds it."""
 
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")

@@ -42,9 +42,7 @@ def test_where_none_can_be_made_another_place_is_taken(
         pass
 
 
-def test_a_model_that_cannot_be_kept_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_says_that_it_keeps_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert keep_first(tmp_path / "model", tmp_path / "nowhere" / "note") is None
     assert "is not kept" in caplog.text

@@ -70,9 +70,7 @@ async def test_a_stream_that_is_broken_off_is_not_logged_as_answered(
     assert b'"error":' in b"".join(streamed.sent)
 
 
-async def test_a_stop_says_what_is_waited_for_and_a_second_signal_leaves_at_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_stop_says_what_it_awaits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program = (
         "import signal, sys, time; signal.signal(15, signal.SIG_IGN)\n"
         "open(sys.argv[1], 'w')\ntime.sleep(1000)"

@@ -84,9 +84,7 @@ HOPELESS = {
 
 
 @pytest.mark.parametrize("what", HOPELESS)
-async def test_one_for_which_a_restart_has_no_point_is_given_up(
-    child: MakeChild, what: str
-) -> None:
+async def test_gives_up_where_a_restart_has_no_point(child: MakeChild, what: str) -> None:
     program, code = HOPELESS[what]
     assert await child(program).keep_running() == code
 
@@ -99,7 +97,7 @@ async def test_one_without_a_heartbeat_is_given_up_too(child: MakeChild, tmp_pat
 
 
 @pytest.mark.parametrize(("steps", "signum"), [("0", signal.SIGKILL), ("1", signal.SIGSEGV)])
-async def test_one_that_worked_or_was_killed_is_started_again_however_often(
+async def test_restarts_what_worked_or_was_killed(
     child: MakeChild, steps: str, signum: int
 ) -> None:
     beating = child(BEATING, steps)
@@ -115,9 +113,7 @@ async def test_one_that_worked_or_was_killed_is_started_again_however_often(
     await ended(keeper, beating)
 
 
-async def test_one_that_is_frozen_is_killed_and_started_again(
-    child: MakeChild, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_restarts_a_frozen_child(child: MakeChild, caplog: pytest.LogCaptureFixture) -> None:
     beating = child(BEATING, "1", silence_s=1000)
     keeper = asyncio.create_task(beating.keep_running())
     pid = await started(beating)
@@ -155,7 +151,7 @@ asyncio.run(main())
 """
 
 
-async def test_one_whose_loop_is_held_up_is_ended_with_its_stack_in_the_log(
+async def test_logs_the_stack_of_a_held_up_loop(
     child: MakeChild,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -175,9 +171,7 @@ async def test_one_whose_loop_is_held_up_is_ended_with_its_stack_in_the_log(
     await ended(keeper, wedged)
 
 
-async def test_one_that_is_frozen_while_it_starts_is_killed_and_started_again(
-    child: MakeChild, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_restarts_a_frozen_start(child: MakeChild, caplog: pytest.LogCaptureFixture) -> None:
     starting = child("import time; time.sleep(1000)", silence_s=0.1)
     keeper = asyncio.create_task(starting.keep_running())
     await until(lambda: starting.process is not None)
@@ -206,7 +200,7 @@ async def test_a_watch_that_fails_goes_on_watching(
     await ended(keeper, beating)
 
 
-async def test_one_that_counts_as_working_in_time_is_not_asked_for_steps(
+async def test_works_in_time_without_steps(
     child: MakeChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
@@ -222,7 +216,7 @@ async def test_one_that_counts_as_working_in_time_is_not_asked_for_steps(
     await ended(keeper, crashing)
 
 
-async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be_away(
+async def test_retries_for_ever_what_others_do_without(
     child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it runs steadily."""
@@ -245,9 +239,7 @@ async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be
     await ended(keeper, crashing)
 
 
-async def test_one_with_a_substitute_that_serves_is_tried_again_for_ever_once_it_has_served(
-    child: MakeChild, tmp_path: Path
-) -> None:
+async def test_retries_for_ever_beside_a_substitute(child: MakeChild, tmp_path: Path) -> None:
     ends = tmp_path / "ends"
     fails = f"open({str(ends)!r}, 'a').write('+'); raise SystemExit(3)"
     substitute, failing = child(BEATING, "1"), child(BEAT + fails)
@@ -265,9 +257,7 @@ async def test_one_with_a_substitute_that_serves_is_tried_again_for_ever_once_it
     assert await failing_keeper == 3
 
 
-def test_a_substitute_that_is_restarted_still_counts_until_that_has_no_point(
-    child: MakeChild,
-) -> None:
+def test_a_restarted_substitute_still_counts(child: MakeChild) -> None:
     substitute = child("")
     assert not substitute.may_serve
     substitute.has_served = True
@@ -276,9 +266,7 @@ def test_a_substitute_that_is_restarted_still_counts_until_that_has_no_point(
     assert not substitute.may_serve
 
 
-async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_it(
-    child: MakeChild,
-) -> None:
+async def test_stops_a_child_whose_keeper_is_gone(child: MakeChild) -> None:
     starting = child("import time; time.sleep(600)", beats=False)
     keeper = asyncio.create_task(starting.keep_running())
     for _ in range(2):  # the keeper, then the start
@@ -294,7 +282,7 @@ async def test_one_that_takes_its_time_to_start_is_not_silent(child: MakeChild) 
     assert await slow.keep_running() == 2
 
 
-async def test_one_is_not_given_up_while_a_disk_is_full_and_comes_back_when_there_is_room(
+async def test_waits_for_room_on_a_full_disk(
     child: MakeChild,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -302,11 +290,10 @@ async def test_one_is_not_given_up_while_a_disk_is_full_and_comes_back_when_ther
 ) -> None:
     """ "api 0 ended 6 times (exit code -7): giving up", and the disk was named nowhere."""
     free, real = [0], os.statvfs
+    own = {"f_frsize": 4096, "f_files": 0, "f_favail": 0}
     monkeypatch.setattr(
         "srm.server.supervise.ends.os.statvfs",
-        lambda path: SimpleNamespace(
-            f_bavail=free[0], f_frsize=4096, f_flag=real(path).f_flag, f_files=0, f_favail=0
-        ),
+        lambda path: SimpleNamespace(f_bavail=free[0], f_flag=real(path).f_flag, **own),
     )
     ends = tmp_path / "ends"
     failing = child(
@@ -325,18 +312,14 @@ async def test_one_is_not_given_up_while_a_disk_is_full_and_comes_back_when_ther
     assert "times (SIGBUS: " in caplog.text and "giving up" in caplog.text
 
 
-async def test_one_for_which_there_is_no_process_left_at_the_moment_is_tried_again(
-    child: MakeChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retries_without_processes(child: MakeChild, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = [BlockingIOError(errno.EAGAIN, "no more")] * (supervisor.MAX_FAILURES + 2)
     one = child("")
     monkeypatch.setattr(one, "run_once", AsyncMock(side_effect=[*refused, 2]))
     assert await one.keep_running() == 2
 
 
-async def test_pauses_of_one_that_others_do_without_grow_to_a_minute(
-    child: MakeChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pauses_grow_to_a_minute(child: MakeChild, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was started every 10 s, for ever."""
     monkeypatch.undo()
     one = child("", beats=False)
@@ -352,24 +335,17 @@ async def test_pauses_of_one_that_others_do_without_grow_to_a_minute(
     assert "30 times (SIGSEGV: a fault of native code)" in read_text(one.why_away_fd)
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (1, "exit code 1"),
+def test_ends_are_told_by_the_signals_name() -> None:
+    for code, message in (
+        *((1, "exit code 1"), (-29, "SIGIO"), (-40, "signal 40")),
         (-7, "SIGBUS: a full disk or temp folder, or "),
         (-9, "SIGKILL: out of memory, "),
         (-11, "SIGSEGV: a fault of native code"),
-        (-29, "SIGIO"),
-        (-40, "signal 40"),
-    ],
-)
-def test_ends_are_told_by_the_signals_name(code: int, message: str) -> None:
-    assert describe_exit(code).startswith(message)
+    ):
+        assert describe_exit(code).startswith(message)
 
 
-async def test_a_disk_that_does_not_answer_holds_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_mute_disk_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, disk = threading.Event(), os.statvfs(tmp_path)
     monkeypatch.setattr(ends, "_LOOK_S", 0.0)
     monkeypatch.setattr("srm.server.supervise.ends.os.statvfs", lambda _: answers.wait() and disk)
@@ -434,17 +410,13 @@ async def end_of(
     return raised.value
 
 
+ENDED = f"the engine process ended, {describe_exit(-9)}"
+
+
 @pytest.mark.parametrize(
     ("codes", "progress", "num_pauses", "longest_s", "exit_code", "message"),
     [
-        (
-            [-9] * 100,
-            lambda: 7,
-            MAX_CRASHES - 1,
-            5,
-            1,
-            f"the engine process ended, {describe_exit(-9)}",
-        ),
+        ([-9] * 100, lambda: 7, MAX_CRASHES - 1, 5, 1, ENDED),
         # Something was done each time; a checkpoint that is none is so the next time, too.
         ([-9] * 50 + [3], count().__next__, 50, 0.2, 3, ""),
     ],
@@ -467,18 +439,14 @@ async def test_crashes_with_nothing_done_between_them_end_it(
     assert pauses[-1] == longest_s
 
 
-async def test_a_bug_in_what_keeps_a_commands_engine_running_ends_the_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_bug_in_a_keeper_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Child, "run_once", AsyncMock(side_effect=KeyError("a bug")))
     async with asyncio.timeout(120):
         with pytest.raises(KeyError, match="a bug"):
             await with_engine(EngineConfig(), "engine", AsyncMock(), lambda: 0)
 
 
-async def test_what_the_engine_has_said_of_its_end_is_the_last_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engines_own_words_are_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind "num_slots = … does not fit" came "the engine process ended, exit code 2"."""
     for code, is_reported in ((-9, True), (1, True), (2, False), (3, False)):
         error = await end_of(monkeypatch, [code])

@@ -95,9 +95,7 @@ TOO_FAR = {
 }
 
 
-async def test_a_template_that_goes_too_far_is_stopped_and_the_next_chat_is_read(
-    make: Make,
-) -> None:
+async def test_stops_a_template_that_goes_too_far(make: Make) -> None:
     cases = "".join(
         f"{{% if messages[0].content == '{name}' %}}{source}{{% endif %}}"
         for name, (source, _) in TOO_FAR.items()
@@ -112,7 +110,7 @@ async def test_a_template_that_goes_too_far_is_stopped_and_the_next_chat_is_read
         assert await template.render(chat()) == "hi"
 
 
-async def test_chats_that_come_at_once_are_not_mixed_up_and_one_may_leave(make: Make) -> None:
+async def test_mixes_up_no_chats_that_come_at_once(make: Make) -> None:
     template, texts = make(FIRST), [str(i) * 1_000 for i in range(50)]
     chats = (chat({"role": "user", "content": text}) for text in texts)
     waiting = [asyncio.create_task(template.render(item)) for item in chats]
@@ -133,9 +131,7 @@ def renderers(of: int | None = None) -> list[psutil.Process]:
     return [child for child in running if "srm.server.text.template_process" in child.cmdline()]
 
 
-async def test_the_process_knows_no_secrets_is_started_again_and_ends(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_restarts_its_process(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRET", "1")
     template = make(FIRST)
     (child,) = renderers()
@@ -283,14 +279,9 @@ async def test_the_demo_models_second_turn_has_what_a_tool_returned(make: Make) 
     )
 
 
-async def test_a_trial_that_took_too_long_says_nothing_of_the_template(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_trial_says_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was slow once would write calls otherwise than its siblings, for ever."""
-    both = "{% for m in messages %}{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
-    both += "{{ call.function.arguments | tojson }}>{% endfor %}{% if m.role == 'tool' %}"
-    both += "({{ m.content }}){% endif %}{% endfor %}"
-    template = make(both)
+    template = make("{% for m in messages %}" + "".join(KNOWS.values()) + "{% endfor %}")
     ask = LimitedProcess.ask
 
     def be_late(*_: object) -> str:

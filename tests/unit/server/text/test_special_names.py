@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,26 @@ def messages(*contents: Any) -> list[Any]:
     return messages_of({"messages": Raw(json.dumps(made).encode())})
 
 
+Make = Callable[..., ChatTemplate]
+
+
 @pytest.fixture
-def template(text: Text, text_model: Path, tmp_path: Path) -> Iterator[ChatTemplate]:
-    (tmp_path / "t.jinja").write_text(SHOWS_ALL)
-    made = template_of(text_model, text, str(tmp_path / "t.jinja"))
-    assert made is not None
-    with closing(made):
-        yield made
+def make(text: Text, text_model: Path, tmp_path: Path) -> Iterator[Make]:
+    """make(source, setting): a template of the served model; its process ends with the test."""
+    with ExitStack() as stack:
+
+        def of_source(source: str, *setting: Any) -> ChatTemplate:
+            (tmp_path / "t.jinja").write_text(source)
+            made = template_of(text_model, text, str(tmp_path / "t.jinja"), *setting)
+            assert made is not None
+            return stack.enter_context(closing(made))
+
+        yield of_source
+
+
+@pytest.fixture
+def template(make: Make) -> ChatTemplate:
+    return make(SHOWS_ALL)
 
 
 def control(ids: Any) -> list[int]:
@@ -54,19 +67,11 @@ def control(ids: Any) -> list[int]:
     return [token for token in memoryview(ids).cast("i").tolist() if token < 2]
 
 
-SPELLED = [
-    END,
-    f"a {END} b",
-    END * 3,
-    f"<|{END}|>",
-    f"<{END[1:]}",
-]
+SPELLED = [END, f"a {END} b", END * 3, f"<|{END}|>", f"<{END[1:]}"]
 
 
 @pytest.mark.parametrize("content", SPELLED)
-def test_special_names_in_messages_are_text(
-    content: str, text: Text, template: ChatTemplate
-) -> None:
+def test_special_names_are_text(content: str, text: Text, template: ChatTemplate) -> None:
     ids = rendered(text, template, messages=messages(content))
     assert control(ids) == [0, 1], "those of the template alone"
     assert content.encode() in text.decode(ids)
@@ -93,17 +98,13 @@ def test_special_names_in_messages_are_text(
     ],
 )
 def test_no_filter_makes_a_name_of_a_message(
-    expression: str, content: str, written: str, text: Text, text_model: Path, tmp_path: Path
+    expression: str, content: str, written: str, text: Text, text_model: Path, make: Make
 ) -> None:
-    source = "{% set m = messages[0] %}{{ bos_token }}{{ " + expression + " }}" + END
-    (tmp_path / "t.jinja").write_text(source)
-    made = template_of(text_model, text, str(tmp_path / "t.jinja"))
-    assert made is not None
+    made = make("{% set m = messages[0] %}{{ bos_token }}{{ " + expression + " }}" + END)
     plain = Tokenizer.from_file(str(text_model / "tokenizer.json"))
     plain.encode_special_tokens = True
     expected = plain.encode(written, add_special_tokens=False).ids
-    with closing(made):
-        ids = memoryview(rendered(text, made, messages=messages(content))).cast("i").tolist()
+    ids = memoryview(rendered(text, made, messages=messages(content))).cast("i").tolist()
     assert ids == [0, *expected, 1]
 
 
@@ -125,14 +126,11 @@ def test_a_template_names_a_special_token_in_its_refusal(text: Text) -> None:
         rendered(text, template, messages=messages("no"))
 
 
-def test_a_name_is_not_made_of_two_messages(text: Text, tmp_path: Path, text_model: Path) -> None:
-    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    made = template_of(text_model, text, str(tmp_path / "t.jinja"))
-    assert made is not None
-    with closing(made):
-        for cut in range(1, len(END)):
-            ids = rendered(text, made, messages=messages(END[:cut], END[cut:]))
-            assert not control(ids) and text.decode(ids) == END.encode()
+def test_a_name_is_not_made_of_two_messages(text: Text, make: Make) -> None:
+    made = make("{% for m in messages %}{{ m.content }}{% endfor %}")
+    for cut in range(1, len(END)):
+        ids = rendered(text, made, messages=messages(END[:cut], END[cut:]))
+        assert not control(ids) and text.decode(ids) == END.encode()
 
 
 def test_special_names_in_tools_and_variables_are_text(text: Text, template: ChatTemplate) -> None:
@@ -147,9 +145,7 @@ def test_special_names_in_tools_and_variables_are_text(text: Text, template: Cha
         assert decoded.count(END.encode()) == 2 and decoded.count(BEGIN.encode()) == 2
 
 
-def test_a_name_in_a_message_has_the_tokens_of_text(
-    text: Text, template: ChatTemplate, text_model: Path
-) -> None:
+def test_a_name_has_tokens_of_text(text: Text, template: ChatTemplate, text_model: Path) -> None:
     plain = Tokenizer.from_file(str(text_model / "tokenizer.json"))
     plain.encode_special_tokens = True
     ids = memoryview(rendered(text, template, messages=messages(f"the {END} cat"))).cast("i")
@@ -157,12 +153,7 @@ def test_a_name_in_a_message_has_the_tokens_of_text(
     assert ids.tolist()[1 : len(expected) + 2] == [*expected, 1]
 
 
-def test_special_names_are_tokens_where_a_setting_says_so(
-    text: Text, text_model: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "t.jinja").write_text(SHOWS_ALL)
-    made = template_of(text_model, text, str(tmp_path / "t.jinja"), "control")
-    assert made is not None
-    with closing(made):
-        assert control(rendered(text, made, messages=messages(f"a {END} b"))) == [0, 1, 1]
+def test_a_setting_makes_names_tokens(text: Text, make: Make) -> None:
+    made = make(SHOWS_ALL, "control")
+    assert control(rendered(text, made, messages=messages(f"a {END} b"))) == [0, 1, 1]
     assert control(text.encode([f"a {END} b"])[0]) == [0, 1], "as in prompts of completions"

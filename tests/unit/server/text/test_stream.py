@@ -122,7 +122,7 @@ def test_cut_anywhere_it_reads_the_same(
     *(st.text("abé", max_size=30) | st.text(), cuts),
     *(st.lists(st.text("abé", min_size=1, max_size=4)), st.booleans()),
 )
-def test_the_stop_string_complete_first_ends_it_however_delivered(
+def test_the_stop_string_complete_first_ends_it(
     text: Text, string: str, cuts: list[int], stops: list[str], is_kept: bool
 ) -> None:
     parts = run(text, ids_of(text, string), cuts, stops, **KEPT if is_kept else {})
@@ -141,9 +141,7 @@ def test_the_stop_string_complete_first_ends_it_however_delivered(
 
 @pytest.mark.parametrize("entries", [{}, KEPT])
 @pytest.mark.parametrize("special", [{}, SPECIAL])
-def test_the_token_that_stops_is_counted_and_may_be_kept(
-    text: Text, special: dict[str, Any], entries: dict[str, Any]
-) -> None:
+def test_counts_a_stop_token(text: Text, special: dict[str, Any], entries: dict[str, Any]) -> None:
     a, b = ids_of(text, "ab")
     end = "<|end_of_text|>" if special else ""
     for last, name, reason in ((b, "b", b), (EOS, end, None)):
@@ -160,7 +158,7 @@ def test_what_may_become_a_stop_string_is_held_back(text: Text) -> None:
     assert [part.text for part in parts] == ["1", "", "##"]  # the last comes at the end
 
 
-def test_a_stop_string_cuts_inside_a_token_and_takes_alternatives_along(text: Text) -> None:
+def test_a_stop_string_cuts_inside_a_token(text: Text) -> None:
     the = text.labels.index(" the")
     part = join(run(text, [the, the], [], ["he"]))
     assert (part.text, part.num_tokens, part.stop_reason) == (" t", 1, "he")

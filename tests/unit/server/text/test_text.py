@@ -1,10 +1,12 @@
-"""The byte table against the tokenizer library, and what a bad folder is told."""
+"""The byte table against the tokenizer library; what a model's folder says and cannot say."""
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from srm.errors import CheckpointError
+from srm.server.dialects.chat.request import ChatRequest, parse_chat
+from srm.server.dialects.messages.request import parse_message
+from srm.server.dialects.responses.request import parse_response
+from srm.server.schema import validation
+from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.text import text as text_module
 from srm.server.text.stream import ByteTable
 from srm.server.text.text import Text
+from srm.server.text.tokenizer_files import report_unread, use_defaults
 from tests.kit.serving import TEXT_MODEL
 
 
@@ -25,9 +33,10 @@ def ids(*tokens: int) -> bytes:
 
 
 @pytest.fixture
-def folder(text_model: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
-    return Path(shutil.copytree(text_model, tmp_path / "copy"))
+def folder(text_model: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy to be changed; what a server makes of it ends with the test."""
+    yield shutil.copytree(text_model, tmp_path / "copy")
+    validation.SAMPLING.clear()
 
 
 def change(path: Path, **fields: Any) -> None:
@@ -35,9 +44,7 @@ def change(path: Path, **fields: Any) -> None:
 
 
 @given(st.lists(st.text(max_size=9)), st.integers(1, 30))
-def test_decoding_gives_back_what_was_encoded_however_many_at_once(
-    text: Text, prompts: list[str], at_once: int
-) -> None:
+def test_decodes_what_was_encoded(text: Text, prompts: list[str], at_once: int) -> None:
     expected = [text.encode([prompt])[0] for prompt in prompts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_module, "AT_ONCE", at_once)
@@ -49,9 +56,7 @@ def test_decoding_gives_back_what_was_encoded_however_many_at_once(
 
 
 @given(st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1)))
-def test_decoding_any_tokens_agrees_with_the_library(
-    text: Text, text_model: Path, tokens: list[int]
-) -> None:
+def test_decodes_as_the_library_does(text: Text, text_model: Path, tokens: list[int]) -> None:
     library = Tokenizer.from_file(str(text_model / "tokenizer.json"))
     assert text.decode(ids(*tokens)).decode("utf-8", "replace") == library.decode(tokens)
     plain = [token for token in tokens if token > 1]
@@ -99,9 +104,7 @@ def test_without_a_tokenizer_tokens_are_written_as_ids(folder: Path) -> None:
     assert text.longest_token == len("token_id:319")
 
 
-def test_special_tokens_are_those_of_the_config_where_they_read_as_one(
-    text: Text, folder: Path
-) -> None:
+def test_special_tokens_are_those_of_the_config(text: Text, folder: Path) -> None:
     assert text.special_tokens == {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
     change(folder / "config.json", eos_token_id=310)
     assert Text(folder).special_tokens == {"bos_token": "<|begin_of_text|>"}
@@ -132,3 +135,66 @@ def test_a_long_run_of_every_token_and_ids_beyond_the_table() -> None:
     for count in (1, 100):
         with pytest.raises(IndexError):
             TABLE.join(ids(*[len(ENTRIES)] * count))
+
+
+def parse_responses(body: bytes) -> ChatRequest:
+    return parse_response(body)[1]
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def write(folder: Path, name: str, **fields: object) -> None:
+    (folder / name).write_text(json.dumps(fields))
+
+
+def test_names_what_it_does_not_use(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    report_unread(folder, "openai")
+    assert not caplog.messages
+    write(folder, "generation_config.json", _from_model_config=True, do_sample=True, top_p=0.9,
+          temperature=0.6, max_new_tokens=64, eos_token_id=[1, 2], max_time=None)  # fmt: skip
+    write(folder, "tokenizer_config.json", add_eos_token=True, add_prefix_space=False,
+          chat_template=[{"name": "default", "template": "a"},
+                         {"name": "tool_use", "template": "b"}])  # fmt: skip
+    write(folder, "adapter_config.json")
+    report_unread(folder, "openai")
+    used, unread = caplog.messages
+    assert "temperature = 0.6, top_p = 0.9: not used" in used
+    assert unread == (
+        f"{folder}: not honoured: the chat template 'tool_use', max_new_tokens = 64 of "
+        "generation_config.json, add_eos_token = true of tokenizer_config.json, adapter_config.json"
+    )
+    report_unread(folder, "model")
+    assert "top_p = 0.9: used" in caplog.messages[2]
+
+
+def test_sampling_of_the_model_is_used_where_a_setting_says_so(folder: Path) -> None:
+    write(folder, "generation_config.json", temperature=0.6, top_p=0.9, top_k=20)
+    body = {"model": "tiny", "max_tokens": 9}
+    bodies: dict[Any, dict[str, Any]] = {
+        parse_completion: body | {"prompt": "hi"},
+        parse_chat: body | {"messages": HI},
+        parse_message: body | {"messages": HI},
+        parse_responses: {"model": "tiny", "input": "hi"},
+    }
+    for source, expected in (("openai", (1.0, 1.0)), ("model", (0.6, 0.9))):
+        use_defaults(folder, source)  # type: ignore[arg-type]
+        for parse, fields in bodies.items():
+            request = parse(json.dumps(fields).encode())
+            assert (request.temperature, request.top_p) == expected, parse
+            given = parse(json.dumps({**fields, "temperature": 0.1, "top_p": None}).encode())
+            assert (given.temperature, given.top_p) == (0.1, expected[1])
+    assert CompletionRequest(prompt=["hi"]).temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": -1}, {"top_p": "0.9"}, {"top_k": "all"}, {"min_p": 2}]
+)
+def test_refuses_sampling_of_no_request(fields: dict[str, object], folder: Path) -> None:
+    write(folder, "generation_config.json", **fields)
+    for call in (use_defaults, report_unread):
+        with pytest.raises(
+            CheckpointError, match=rf"generation_config\.json: {next(iter(fields))}"
+        ):
+            call(folder, "model")

@@ -101,9 +101,7 @@ def test_each_function_has_its_own_schema_and_references(tokenizer: LLTokenizer)
 
 
 @pytest.mark.parametrize("are_several", [False, True])
-def test_text_in_place_of_calls_begins_with_no_brace(
-    tokenizer: LLTokenizer, are_several: bool
-) -> None:
+def test_text_without_calls_has_no_brace(tokenizer: LLTokenizer, are_several: bool) -> None:
     given = constraint(FUNCTIONS[2], are_several=are_several, may_be_text=True)
     now = '{"name":"now","arguments":{}}'
     calls = f"[{now}]" if are_several else now
