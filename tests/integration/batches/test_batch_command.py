@@ -173,10 +173,7 @@ def test_parquet_in_and_out(text_model: Path, tmp_path: Path) -> None:
 
 
 def test_shards_make_the_whole_and_a_terminal_sees_a_bar(
-    text_model: Path,
-    tmp_path: Path,
-    expected: dict[int, bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    text_model: Path, tmp_path: Path, expected: dict[int, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a compressed file, of several members, cut inside a line, into another."""
     source, data, drawn = tmp_path / "in.jsonl.gz", as_jsonl(LINES), io.StringIO()
@@ -196,9 +193,7 @@ def test_shards_make_the_whole_and_a_terminal_sees_a_bar(
     assert "of 20 lines" in drawn.getvalue() and "tok/s" in drawn.getvalue()
 
 
-def test_a_custom_id_given_twice_is_refused_before_anything_starts(
-    text_model: Path, tmp_path: Path
-) -> None:
+def test_refuses_equal_custom_ids_before_the_start(text_model: Path, tmp_path: Path) -> None:
     """Both lines were answered, in silence. The second line of the first file has its number."""
     rows = [{"custom_id": "2", "prompt": "a"}, {"prompt": "b"}, *LINES[:3]]
     lines, table, output = (tmp_path / name for name in ("in.jsonl.gz", "in.parquet", "out.jsonl"))
@@ -212,7 +207,7 @@ def test_a_custom_id_given_twice_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("is_pipe", [False, True])
-def test_a_line_that_is_no_request_keeps_no_custom_id_from_others(
+def test_a_wrong_line_keeps_no_custom_id(
     is_pipe: bool, text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second line was answered from a file, and refused as a duplicate from a pipe."""
@@ -230,10 +225,9 @@ def read_once(path: Path, max_line_bytes: int) -> Input:
     return dataclasses.replace(open_input(path, max_line_bytes), again=None)
 
 
-def test_of_lines_that_can_be_read_only_once_one_with_a_custom_id_of_another_fails(
+def test_fails_equal_custom_ids_of_a_pipe(
     text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can count them, nor look through them, before they are answered."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(as_jsonl([*LINES[:3], LINES[1], LINES[2]]))
 
@@ -242,20 +236,15 @@ def test_of_lines_that_can_be_read_only_once_one_with_a_custom_id_of_another_fai
     assert run(text_model, str(source), "-o", str(output)) == 1
     errors = {number: json.loads(line)["error"] for number, line in by_number(read(output)).items()}
     assert [errors.pop(number) for number in (1, 2, 3)] == [None] * 3
-    assert errors == {
-        number: {
-            "code": "duplicate_custom_id",
-            "message": f"custom_id {name!r} is that of line {number - 2} too",
-        }
-        for number, name in ((4, "c1"), (5, "batch 2"))
+    assert {error["code"] for error in errors.values()} == {"duplicate_custom_id"}
+    assert {number: error["message"] for number, error in errors.items()} == {
+        4: "custom_id 'c1' is that of line 2 too",
+        5: "custom_id 'batch 2' is that of line 3 too",
     }
     output.write_bytes(b"".join(output.read_bytes().splitlines(True)[:2]))
     assert run(text_model, str(source), "-o", str(output), "--resume") == 1
-    assert {
-        number
-        for number, line in by_number(read(output)).items()
-        if json.loads(line)["error"] is not None
-    } == {4, 5}
+    results = by_number(read(output)).items()
+    assert {number for number, line in results if json.loads(line)["error"]} == {4, 5}
 
 
 def test_lines_that_fail_are_named_and_do_not_stop_the_others(
@@ -277,10 +266,8 @@ def test_lines_that_fail_are_named_and_do_not_stop_the_others(
     assert run(text_model, *flags, "--resume") == 1
     assert (output.read_bytes(), errors.read_bytes()) == written, "there was nothing left to do"
     reasons = [text for text in caplog.messages if f"what failed is in {errors}" in text]
-    assert (
-        reasons
-        == [f"line 1 failed: {failed[1]['error']['message']}; what failed is in {errors}"] * 2
-    )
+    first = f"line 1 failed: {failed[1]['error']['message']}; what failed is in {errors}"
+    assert reasons == [first] * 2
 
 
 def wait_for(output: Path, size: int = 1) -> None:
@@ -331,9 +318,8 @@ def test_lines_under_way_go_on_at_their_tokens(text_model: Path, tmp_path: Path)
         run(text_model, str(source), "-o", str(output))
     with start(text_model, *flags, engine=engine) as process:
         wait_for(output, output.stat().st_size + 1)
-        (child,) = (
-            child for child in psutil.Process(process.pid).children() if engine in child.cmdline()
-        )
+        children = psutil.Process(process.pid).children()
+        (child,) = (child for child in children if engine in child.cmdline())
         child.kill()
         assert process.stderr is not None
         last = process.stderr.read().decode()
@@ -358,9 +344,7 @@ def test_what_began_first_ends_first(text_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
-def test_kills_at_random_moments_lose_and_repeat_nothing(
-    text_model: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_random_kills_lose_nothing(text_model: Path, tmp_path: Path, suffix: str) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / f"out{suffix}"
     source.write_bytes(endless(4_000))
     undisturbed = tmp_path / "undisturbed.jsonl"
@@ -419,7 +403,7 @@ def test_a_reader_that_goes_ends_it_quietly(text_model: Path, tmp_path: Path) ->
         assert not [line for line in lines if not line.endswith(b" left")]  # of a slow machine
 
 
-def test_what_cannot_be_is_refused_before_the_engine_starts(
+def test_refuses_before_it_starts(
     text_model: Path, tmp_path: Path, expected: dict[int, bytes]
 ) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -63,9 +63,7 @@ def create(client: openai.OpenAI, input_file_id: str, **fields: Any) -> Batch:
     )
 
 
-def test_a_batch_through_its_states(
-    client: openai.OpenAI, store: Store, input_file_id: str
-) -> None:
+def test_the_states_of_a_batch(client: openai.OpenAI, store: Store, input_file_id: str) -> None:
     expiry = {"anchor": "created_at", "seconds": 7200}
     made = create(client, input_file_id, metadata={"run": "1"}, output_expires_after=expiry)
     Batch.model_validate(made.model_dump(), strict=True)

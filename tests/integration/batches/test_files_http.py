@@ -14,7 +14,7 @@ import psutil
 import pytest
 from openai.types import FileDeleted, FileObject
 
-from tests.kit.serving import SERVER_FLAGS, Server, error_of, wait_until
+from tests.kit.serving import SERVER_FLAGS, Server, error_of, processes, wait_until
 
 MIB = 1024**2
 MAX_FILE_BYTES = 64 * MIB
@@ -201,11 +201,7 @@ FORM = {"content-type": "multipart/form-data; boundary=b"}
 
 def test_a_file_is_never_whole_in_memory(server: Server) -> None:
     """Bodies may have a megabyte here, and so may all of them together."""
-    apis = [
-        child
-        for child in psutil.Process(server.process.pid).children(recursive=True)
-        if "api" in child.cmdline()
-    ]
+    apis = [psutil.Process(pid) for name, pid in processes(server) if name == "api"]
     assert len(apis) == 2
     before = sum(api.memory_info().rss for api in apis)
     reply = server.http.post("/v1/files", content=chunks(MAX_FILE_BYTES), headers=FORM)
@@ -247,24 +243,19 @@ def too_many() -> Iterator[bytes]:
     yield from pieces[:-1]
 
 
-@pytest.mark.parametrize(
-    ("head", "parts", "status"),
-    [
-        ("content-length: 9000000", lambda: islice(chunks(5 * MIB), 1), "408 Request Timeout"),
-        (f"content-length: {2 * MAX_FILE_BYTES}", tuple, "413 Request Entity Too Large"),
-        ("transfer-encoding: chunked", too_many, "413 Request Entity Too Large"),
-        ("content-length: 1000", lambda: [b"".join(chunks(1_000))[:1_000]], "400 Bad Request"),
-    ],
-    ids=["stops", "too large, announced", "too large", "shorter than announced"],
-)
-def test_an_upload_that_cannot_be_is_refused_at_once_and_leaves_nothing(
-    server: Server,
-    data_dir: Path,
-    head: str,
-    parts: Callable[[], Iterable[bytes]],
-    status: str,
-) -> None:
-    before = list_kept(data_dir)
+TOO_LARGE = "413 Request Entity Too Large"
+WRONG: dict[str, tuple[str, Callable[[], Iterable[bytes]], str]] = {
+    "stops": ("content-length: 9000000", lambda: islice(chunks(MIB), 1), "408 Request Timeout"),
+    "too large, announced": (f"content-length: {2 * MAX_FILE_BYTES}", tuple, TOO_LARGE),
+    "too large": ("transfer-encoding: chunked", too_many, TOO_LARGE),
+    "short": ("content-length: 1000", lambda: [b"".join(chunks(1_000))[:1_000]], "400 Bad Request"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_refuses_a_wrong_upload_at_once(server: Server, data_dir: Path, what: str) -> None:
+    """And nothing of it is left."""
+    (head, parts, status), before = WRONG[what], list_kept(data_dir)
     with raw_upload(server, head, *parts()) as raw:
         assert raw.makefile("rb").readline() == f"HTTP/1.1 {status}\r\n".encode()
     until_kept(data_dir, before)

@@ -129,7 +129,6 @@ def test_objects_are_read_and_written_as_files_are(
     expected: dict[int, bytes],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Lines that fail go to an object of their own; a run that has ended may be resumed."""
     caplog.set_level(logging.DEBUG, "srm.server")
     source, work = tmp_path / f"in{suffix}", tmp_path / "work"
     if suffix == ".parquet":
@@ -168,9 +167,7 @@ def choices(result: bytes) -> Any:
     return document.get("response", {"body": document})["body"]["choices"]
 
 
-def test_a_killed_run_is_gone_on_with_and_shows_nothing_before_its_end(
-    text_model: Path, tmp_path: Path, s3: Any
-) -> None:
+def test_goes_on_with_a_killed_run(text_model: Path, tmp_path: Path, s3: Any) -> None:
     s3.put_object(Bucket="results", Key="in.jsonl", Body=(data := long_lines([1, *[100] * 40])))
     (tmp_path / "in.jsonl").write_bytes(data)
     whole, work = tmp_path / "whole.jsonl", tmp_path / "work"
@@ -214,9 +211,7 @@ def test_a_link_that_is_lost_while_lines_are_read_loses_none(
     assert by_number(output.read_bytes()) == expected
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed_with_the_other(
-    s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixes_no_object_with_its_successor(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_storage, "_BLOCK", 0)
     s3.put_object(Bucket="results", Key="in", Body=b"first")
     source = located("input", f"{BUCKET}/in")
@@ -226,7 +221,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed_with_the_other
         file.read(2)
 
 
-def test_a_link_that_is_lost_during_the_upload_leaves_no_part_of_an_object(
+def test_a_lost_upload_leaves_no_part_of_an_object(
     text_model: Path, tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, work = tmp_path / "in.jsonl", tmp_path / "work"
@@ -251,7 +246,7 @@ def test_a_link_that_is_lost_during_the_upload_leaves_no_part_of_an_object(
     assert keys(s3) == {"out.jsonl"} and not [*work.iterdir()]
 
 
-def test_what_is_not_there_or_not_permitted_is_said_before_the_engine_starts(
+def test_names_what_is_missing_or_denied_first(
     text_model: Path, tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.jsonl").write_bytes(as_jsonl(LINES[:1]))
@@ -276,9 +271,7 @@ def test_what_is_not_there_or_not_permitted_is_said_before_the_engine_starts(
             assert SECRET not in str(raises.value)
 
 
-def test_objects_of_google_are_read_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_and_writes_at_google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gcsfs")
     emulator = pytest.importorskip("gcp_storage_emulator.server")
     server = emulator.create_server(
@@ -329,9 +322,7 @@ def test_urls_that_cannot_be_are_refused(
     assert sorted(by_number(output.read_bytes())) == [1, 2]
 
 
-def test_an_object_named_twice_is_refused_however_its_scheme_is_spelt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refuses_an_object_that_is_named_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = SimpleNamespace(filesystem=lambda *_, **__: None)
     monkeypatch.setattr(object_storage, "import_module", lambda _: storage)
     settings = BatchConfig(input="in", output="s3://b/out", errors="S3://b/out")

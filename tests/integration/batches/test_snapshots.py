@@ -126,54 +126,7 @@ async def steps_now(client: EngineClient) -> int:
     return client.status.steps
 
 
-async def test_all_goes_on_from_a_snapshot_after_a_kill(
-    start: Start, endpoint: str, folder: Path, weights: Weights
-) -> None:
-    hold(folder.parent, steps=20)
-    engine = start()
-    wanted = requests()
-    async with asking(endpoint) as client:
-        first = asyncio.create_task(collect_all(client, wanted))
-        await steps_made(client, 15)
-        detail = (await client.snapshot()).detail
-        assert (detail["sequences"], detail["requests"]) == (NUM_SLOTS, len(wanted))
-        assert detail["path"] == str(folder / NAME)
-        assert detail["bytes"] == (folder / NAME).stat().st_size
-        engine.kill()
-        await lost(first)
-        release(folder.parent)
-        start()
-        await client.wait_until_ready(120)
-        assert await steps_after_all(client, wanted, weights) < MAX_TOKENS - 10
-    assert list(folder.iterdir()) == [folder / NAME]
-
-
-async def test_a_stop_takes_a_snapshot_once_others_are_answered(
-    start: Start, endpoint: str, folder: Path, weights: Weights, make_request: MakeRequest
-) -> None:
-    engine = start()
-    wanted = requests()
-    async with asking(endpoint) as client:
-        with held(folder.parent, steps=10):
-            batch = asyncio.create_task(collect_all(client, wanted[1:]))
-            await steps_made(client, 10)
-            online = asyncio.create_task(collect(client, make_request("online", max_tokens=20)))
-            await until(lambda: client.status is not None and client.status.waiting == 1)
-            engine.terminate()
-            await until(lambda: client.status is not None and client.status.state == "draining")
-        assert len(await online) == 1
-        await lost(batch)
-        await asyncio.to_thread(engine.join, 120)
-        assert engine.exitcode == 0
-        assert list(folder.iterdir()) == [folder / NAME]
-        start()
-        await client.wait_until_ready(120)
-        await steps_after_all(client, wanted[1:], weights)
-
-
-async def test_a_stop_with_nothing_but_batches_does_not_wait(
-    start: Start, endpoint: str, folder: Path
-) -> None:
+async def test_a_stop_waits_for_no_batches(start: Start, endpoint: str, folder: Path) -> None:
     hold(folder.parent, steps=5)
     engine = start(drain_s=1000)
     async with asking(endpoint) as client:
@@ -204,26 +157,6 @@ async def test_a_second_signal_leaves_at_once(
         await asyncio.to_thread(engine.join, 120)
     assert engine.exitcode == 0
     assert not folder.exists()
-
-
-async def test_snapshots_are_taken_now_and_then_while_batches_run(
-    start: Start, endpoint: str, folder: Path, make_request: MakeRequest
-) -> None:
-    start(snapshot_interval_s=0.05)
-    async with asking(endpoint) as client:
-        await collect(client, make_request("online", max_tokens=30))
-        assert not folder.exists()  # nothing durable, nothing touched
-        hold(folder.parent, steps=20)
-        batch = asyncio.create_task(collect_all(client, requests(count=50)))
-        written: set[int] = set()
-
-        def count() -> int:
-            if (folder / NAME).exists():
-                written.add((folder / NAME).stat().st_mtime_ns)
-            return len(written)
-
-        await until(lambda: count() >= 3)
-        batch.cancel()
 
 
 async def test_a_snapshot_that_cannot_be_written_disturbs_nobody(
@@ -262,7 +195,7 @@ async def test_why_there_is_no_snapshot_is_said(
             await client.snapshot()
 
 
-async def test_with_nothing_to_go_on_with_nothing_is_written_and_who_goes_answers_nothing(
+async def test_writes_nothing_where_nothing_is_durable(
     serve: Serve, endpoint: str, folder: Path, make_request: MakeRequest
 ) -> None:
     served = serve(snapshot_dir=str(folder))
@@ -297,7 +230,7 @@ async def left_in_the_middle(
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
-async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
+async def test_a_successor_goes_on_with_what_a_client_left(
     serve: Serve,
     endpoint: str,
     folder: Path,
@@ -337,7 +270,7 @@ async def test_what_a_client_that_is_gone_left_is_in_the_next_snapshot(
         assert await steps_after_all(client, wanted, weights) < MAX_TOKENS - 5
 
 
-async def test_a_client_that_closes_leaves_its_durable_requests_running(
+async def test_durable_requests_outlive_their_client(
     serve: Serve, endpoint: str, folder: Path, weights: Weights
 ) -> None:
     served = serve(make_engine=HeldEngine, model=folder.parent)
