@@ -20,8 +20,8 @@ from tests.kit.bodies.refused import (
     TOKENS,
     Fields,
     Row,
+    body_of,
     sampled,
-    whole,
 )
 from tests.kit.serving import (
     CHATS,
@@ -84,7 +84,7 @@ def test_what_the_engine_refuses_names_the_field(
 ) -> None:
     may_stream = path in (COMPLETIONS, CHATS) and not IS_WHOLE & set(fields)
     for stream in ({}, {"stream": True})[: 1 + may_stream]:
-        error = error_of(server.http.post(path, json=whole(path, fields) | stream))
+        error = error_of(server.http.post(path, json=body_of(path, fields) | stream))
         assert (error["param"], error["code"]) == (param, "invalid_request")
         assert words in error["message"]
 

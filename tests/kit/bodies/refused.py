@@ -29,7 +29,7 @@ NEEDS: dict[str, Fields] = {
 """What the bodies of a route have, where a row says nothing else."""
 
 
-def whole(path: str, fields: Fields) -> Fields:
+def body_of(path: str, fields: Fields) -> Fields:
     """The body of a row."""
     return {**NEEDS.get(path, {}), **fields}
 

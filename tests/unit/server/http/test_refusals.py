@@ -36,8 +36,8 @@ from tests.kit.bodies.refused import (
     RENDER,
     RESPONSES,
     TOKENS,
+    body_of,
     turn,
-    whole,
 )
 from tests.kit.engines.making import request_of
 from tests.kit.serving import CHAT_TEMPLATE, CHATS, COMPLETIONS, TEXT_MODEL, error_of
@@ -101,7 +101,7 @@ async def test_a_refusal_names_the_field(http: httpx.AsyncClient, line: Answer, 
         door, fields, param, words = row
         if door != path:
             continue
-        body, shown = whole(path, fields), str(fields)[:200]
+        body, shown = body_of(path, fields), str(fields)[:200]
         error = error_of(await http.post(path, content=json.dumps(body)))
         assert (error["param"], error["code"]) == (param, "invalid_request"), (shown, error)
         assert words in error["message"], (shown, error)
