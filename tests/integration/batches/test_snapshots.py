@@ -126,6 +126,28 @@ async def steps_now(client: EngineClient) -> int:
     return client.status.steps
 
 
+async def test_all_goes_on_from_a_snapshot_after_a_kill(
+    start: Start, endpoint: str, folder: Path, weights: Weights
+) -> None:
+    hold(folder.parent, steps=20)
+    engine = start()
+    wanted = requests()
+    async with asking(endpoint) as client:
+        first = asyncio.create_task(collect_all(client, wanted))
+        await steps_made(client, 15)
+        detail = (await client.snapshot()).detail
+        assert (detail["sequences"], detail["requests"]) == (NUM_SLOTS, len(wanted))
+        assert detail["path"] == str(folder / NAME)
+        assert detail["bytes"] == (folder / NAME).stat().st_size
+        engine.kill()
+        await lost(first)
+        release(folder.parent)
+        start()
+        await client.wait_until_ready(120)
+        assert await steps_after_all(client, wanted, weights) < MAX_TOKENS - 10
+    assert list(folder.iterdir()) == [folder / NAME]
+
+
 async def test_a_stop_waits_for_no_batches(start: Start, endpoint: str, folder: Path) -> None:
     hold(folder.parent, steps=5)
     engine = start(drain_s=1000)

@@ -5,10 +5,14 @@ That their streams add up, tests/integration/http/test_streams.py says.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from tests.kit.serving import (
     CHATS,
+    ROOT,
     TEXT_MODEL,
     Server,
     complete,
@@ -94,3 +98,14 @@ def test_without_a_limit_an_answer_may_fill_the_context(server: Server) -> None:
     assert reply["usage"]["total_tokens"] == TEXT_MODEL.n_ctx + 1
     assert reply["choices"][0]["finish_reason"] == "length"
     assert reply["prompt_logprobs"] is None
+
+
+def test_a_template_that_is_none_ends_the_start(text_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ a")
+    flags = [f"--model={text_model}", "--port=0", f"--chat-template={file}"]
+    command = [sys.executable, "-m", "srm.server", "api", *flags]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 3
+    assert "the chat template is not one: line 1: " in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from srm.server.routes.health import VERSION
 from tests.kit.serving import (
+    EOS_PROMPT,
     TEXT_MODEL,
     Server,
     choice_of,
@@ -97,6 +98,22 @@ def test_best_of_gives_the_likeliest_of_what_n_would_give(server: Server) -> Non
         assert plain["choices"][index] == {**likely, "index": index, "logprobs": None}
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, ""),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "<|end_of_text|>"),
+        ({"skip_special_tokens": False, "stop": "end_of", "ignore_eos": True}, "<|"),
+    ],
+)
+def test_special_tokens_are_text_where_they_are_asked_for(
+    server: Server, fields: dict[str, Any], text: str
+) -> None:
+    choice = choice_of(server, prompt=EOS_PROMPT, temperature=0, return_token_ids=True, **fields)
+    assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+    assert choice["token_ids"] == [TEXT_MODEL.eos_token_id]
+
+
 def test_what_the_tokenizer_adds_may_be_left_out(server: Server) -> None:
     plain, bare = (
         choice_of(server, return_token_ids=True, add_special_tokens=adds)["prompt_token_ids"]
@@ -159,3 +176,12 @@ def test_what_is_only_noted_changes_nothing(server: Server) -> None:
     fields = {"max_tokens": 6, "seed": 2}
     noted = {"user": "someone", "metadata": {"run": "7"}, "priority": -5, "cache_salt": None}
     assert complete(server, **noted, **fields)["choices"] == complete(server, **fields)["choices"]
+
+
+def test_a_bias_is_added_and_the_scores_say_so(server: Server) -> None:
+    wants = {"prompt": [5, 6, 7], "max_tokens": 1, "logprobs": 20, "temperature": 1, "seed": 3}
+    wants |= {"prompt_logprobs": 0, "return_tokens_as_token_ids": True}
+    without, biased = (choice_of(server, **wants, logit_bias=bias) for bias in ({}, {"77": 60}))
+    assert biased["logprobs"]["tokens"] == ["token_id:77"]
+    assert biased["logprobs"]["token_logprobs"][0] > -0.01
+    assert without["prompt_logprobs"] == biased["prompt_logprobs"]

@@ -73,7 +73,9 @@ def test_each_choice_says_its_score_and_all_their_mean(server: Server) -> None:
     texts = [choice["text"] for choice in plain["choices"]]
     assert [choice["text"] for choice in reply["choices"]] == texts
     scores = [score_of(text) for text in texts]
-    assert [choice["score"] for choice in reply["choices"]] == scores
+    packed = complete(server, **SAMPLING, verify=RULE, return_packed=True)
+    for answer in (reply, packed):
+        assert [choice["score"] for choice in answer["choices"]] == scores
     assert len(set(scores)) > 2
     (samples,) = reply["samples"]
     assert samples["mean_score"] == sum(scores) / N

@@ -127,7 +127,8 @@ def test_metrics_are_on_their_own_port(guarded: Server) -> None:
     reply = guarded.http.get("/metrics", headers=headers)
     assert error_of(reply, 404)["code"] == "not_found"
     assert "srm_engine_steps_total" in guarded.admin.get("/metrics").text
-    assert guarded.admin.get("/health").status_code == 200
+    for probed in (guarded.admin, guarded.http):
+        assert probed.get("/health").status_code == probed.get("/ready").status_code == 200
     assert guarded.admin.get("/v1/models").status_code == 401
     assert guarded.admin.get("/v1/models", headers=headers).status_code == 200
 

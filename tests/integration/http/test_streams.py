@@ -127,6 +127,7 @@ def test_events_of_few_choices_have_one_each(server: Server, fields: dict[str, A
     fields = {"max_tokens": 9, "ignore_eos": True, **fields}
     events = events_of(server, **fields)
     assert [len(event["choices"]) for event in events] == [1] * len(events)
+    assert not any("usage" in event for event in events), "it is not asked for"
     assert {event["choices"][0]["index"] for event in events} == set(range(16))
     more = events_of(server, **{**fields, "n": 17})
     assert max(len(event["choices"]) for event in more) > 1

@@ -259,7 +259,7 @@ def test_what_runs_outlives_its_folders(folders: Path, tmp_path: Path) -> None:
         shutil.rmtree(gone)
         (first / "seed").write_text("7")
         (first / "tokenizer.json").write_text("{}")
-        for name in ("engine", "api", "jobs"):
+        for name in ("engine", "engine", "api", "jobs"):
             killed = children(server)[name]
             os.kill(killed, signal.SIGKILL)
             wait_until(lambda: children(server).get(name, killed) != killed)  # noqa: B023

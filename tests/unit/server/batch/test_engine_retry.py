@@ -131,6 +131,15 @@ async def test_finds_the_line_that_kills_the_engine(engine: Engine, answer: Answ
     assert await asyncio.gather(*others) == [5] * 8
 
 
+async def test_a_line_that_survives_alone_is_answered(engine: Engine, answer: Answer) -> None:
+    async def ask() -> int:
+        if engine.losses < MAX_DEATHS:
+            engine.die()
+        return 5
+
+    assert await answer(ask) == 5
+
+
 @pytest.mark.parametrize("how", [EngineUnavailable, StepFailed])
 async def test_answers_a_line_however_often_the_engine_dies(
     engine: Engine,

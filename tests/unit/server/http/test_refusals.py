@@ -121,6 +121,7 @@ async def test_says_overflow_in_known_words(
         content = json.dumps(TOO_LONG[path]).replace(LONG, LONG * repeats)
         error = error_of(await http.post(path, content=content))
         assert error["code"] == "context_length_exceeded"
+        assert error["param"] == next(iter(TOO_LONG[path]))
         assert OVERFLOW.fullmatch(error["message"])
     if path in OF_BATCHES:
         assert OVERFLOW.fullmatch((await line(path, TOO_LONG[path]))["message"])
