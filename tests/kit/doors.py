@@ -31,11 +31,11 @@ class Door(NamedTuple):
     rows: list[Row]
 
 
-def taken(example: str, words: str, encoding: str = "") -> Row:
+def accept(example: str, words: str, encoding: str = "") -> Row:
     return Row(example, "taken", words, encoding)
 
 
-def refused(example: str, words: str, encoding: str = "") -> Row:
+def refuse(example: str, words: str, encoding: str = "") -> Row:
     return Row(example, "refused", words, encoding)
 
 
@@ -44,131 +44,129 @@ DOORS = [
         "HTTP",
         "Bodies of [`POST /v1/completions`](../api/completions.md).",
         [
-            taken('{"prompt": "a", "n": 2.0}', "n is 2"),
-            taken('{"prompt": "a", "n": 2}', "n is 2", "behind a BOM"),
-            taken('{"prompt": "a", "seed": null}', "seed is null"),
-            refused('{"prompt": "a", "maxTokens": 5}', "did you mean 'max_tokens'?"),
-            refused('{"prompt": "a", "n": 0}', "n must be an integer from 1 to 1000000; got 0"),
-            refused('{"prompt": "é"}', "byte 0xe9 in position 12 is not UTF-8", "in Latin-1"),
+            accept('{"prompt": "a", "n": 2.0}', "n is 2"),
+            accept('{"prompt": "a", "n": 2}', "n is 2", "behind a BOM"),
+            accept('{"prompt": "a", "seed": null}', "seed is null"),
+            refuse('{"prompt": "a", "maxTokens": 5}', "did you mean 'max_tokens'?"),
+            refuse('{"prompt": "a", "n": 0}', "n must be an integer from 1 to 1000000; got 0"),
+            refuse('{"prompt": "é"}', "byte 0xe9 in position 12 is not UTF-8", "in Latin-1"),
         ],
     ),
     Door(
         "Batches of a server",
         f"[Files](../batches.md#input-lines), where LINE is `{LINE}`.",
         [
-            taken("\nLINE", "a batch of 1", "behind a BOM"),
-            taken(
+            accept("\nLINE", "a batch of 1", "behind a BOM"),
+            accept(
                 '{"custom_id": 7, "method": "POST", "url": "/v1/completions", "body": {}}',
                 "a batch of 1",
             ),
-            refused(
+            refuse(
                 '{"custom_id": 7.5, "method": "POST", "url": "/v1/completions", "body": {}}',
                 "line 1: custom_id must be a string or a whole number; got 7.5",
             ),
-            refused(
+            refuse(
                 '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": '
                 '{"top_p": 1e400}}',
                 "line 1: top_p has 1e400, beyond what a double holds",
             ),
-            refused("LINE\nLINE", "line 2: custom_id 'a' is that of line 1 too"),
-            refused("LINE,", "a comma follows the object; it must be one JSON object a line"),
-            refused("[\nLINE\n]", "line 1: This line is not JSON: an array's bracket"),
-            refused('{"custom_id": "é"}', "byte 0xe9 in position 15 is not UTF-8", "in Latin-1"),
-            refused("[LINE, LINE]", "line 1: This line is not JSON: an array's bracket"),
-            refused("LINE", "it has bytes of 0, as UTF-16 has; it must be UTF-8", "in UTF-16"),
+            refuse("LINE\nLINE", "line 2: custom_id 'a' is that of line 1 too"),
+            refuse("LINE,", "a comma follows the object; it must be one JSON object a line"),
+            refuse("[\nLINE\n]", "line 1: This line is not JSON: an array's bracket"),
+            refuse('{"custom_id": "é"}', "byte 0xe9 in position 15 is not UTF-8", "in Latin-1"),
+            refuse("[LINE, LINE]", "line 1: This line is not JSON: an array's bracket"),
+            refuse("LINE", "it has bytes of 0, as UTF-16 has; it must be UTF-8", "in UTF-16"),
         ],
     ),
     Door(
         "srm batch",
         "[Lines](../offline.md#input) of a file.",
         [
-            taken('{"prompt": "a"}', "custom_id is 1"),
-            taken('{"custom_id": 7, "messages": []}', "custom_id is 7, asks /v1/chat/completions"),
-            taken('{"input": "a"}', 'asks /v1/responses, body is {"input":"a"}'),
-            taken(
+            accept('{"prompt": "a"}', "custom_id is 1"),
+            accept('{"custom_id": 7, "messages": []}', "custom_id is 7, asks /v1/chat/completions"),
+            accept('{"input": "a"}', 'asks /v1/responses, body is {"input":"a"}'),
+            accept(
                 '{"custom_id": 7.0, "prompt": "a"}\n{"custom_id": null, "prompt": "b"}',
                 "custom_id is 7",
             ),
-            refused(
+            refuse(
                 '{"custom_id": 7, "prompt": "a"}\n{"custom_id": "7", "prompt": "b"}',
                 "line 2: custom_id '7' is that of line 1 too",
             ),
-            refused(
+            refuse(
                 '{"custom_id": true, "prompt": "a"}',
                 "custom_id must be a string or a whole number; got bool",
             ),
-            refused(
+            refuse(
                 '[{"prompt": "a"}, {"prompt": "b"}]',
                 "an array's bracket; it must be one JSON object a line",
             ),
-            refused(
+            refuse(
                 '{"custom_id": "2", "prompt": "a"}\n{"prompt": "b"}',
                 "line 2: custom_id '2' is that of line 1 too",
             ),
-            refused('{"prompt": "a"},', "a comma follows the object"),
-            refused(
-                '{"body": {}, "prompt": "a"}', "prompt is none of custom_id, method, url, body"
-            ),
+            refuse('{"prompt": "a"},', "a comma follows the object"),
+            refuse('{"body": {}, "prompt": "a"}', "prompt is none of custom_id, method, url, body"),
         ],
     ),
     Door(
         "Parquet",
         "[Columns](../offline.md#input) for `srm batch`.",
         [
-            taken(
+            accept(
                 '{"custom_id": [7], "prompt": ["a"], "__index_level_0__": [0]}',
                 'custom_id is 7, asks /v1/completions, body is {"prompt":"a"}',
             ),
-            taken('{"custom_id": [7.0, null], "prompt": ["a", "b"]}', "custom_id is 7"),
-            taken('{"prompt": ["a", "b"], "n": [2, null]}', 'body is {"prompt":"b"}'),
-            taken(r'{"body": ["{\"prompt\": \"a\"}"]}', 'body is {"prompt": "a"}'),
-            taken(
+            accept('{"custom_id": [7.0, null], "prompt": ["a", "b"]}', "custom_id is 7"),
+            accept('{"prompt": ["a", "b"], "n": [2, null]}', 'body is {"prompt":"b"}'),
+            accept(r'{"body": ["{\"prompt\": \"a\"}"]}', 'body is {"prompt": "a"}'),
+            accept(
                 r'{"prompt": ["a"], "logit_bias": ["{\"5\": 1}"]}',
                 'body is {"prompt":"a","logit_bias":{"5": 1}}',
             ),
-            taken(
+            accept(
                 '{"prompt": ["a"], "structured_outputs": [{"json": {"enum": [null, 1]}}]}',
                 'body is {"prompt":"a","structured_outputs":{"json":{"enum":[null,1]}}}',
             ),
-            refused(
+            refuse(
                 '{"prompt": ["a"], "structured_outputs": [{"json": {"const": null}}]}',
                 "json.const is null or NaN, which may be a value or a field left out",
             ),
-            refused(
+            refuse(
                 '{"prompt": ["a", "b"], "label": ["x", "y"]}',
                 "column 'label' is no field of a request; leave it out",
             ),
-            refused('{"prompt": ["a", "b"], "max_token": [5, 6]}', "did you mean 'max_tokens'?"),
-            refused(
+            refuse('{"prompt": ["a", "b"], "max_token": [5, 6]}', "did you mean 'max_tokens'?"),
+            refuse(
                 '{"custom_id": [7, 7], "prompt": ["a", "b"]}',
                 "line 2: custom_id '7' is that of line 1 too",
             ),
-            refused('{"prompt": "a"}', "Parquet magic bytes not found"),
+            refuse('{"prompt": "a"}', "Parquet magic bytes not found"),
         ],
     ),
     Door(
         "Traces",
         "The `trace` of a [load test](../loadtest-scenarios.md).",
         [
-            taken('{"timestamp": 1}\n\n', "timestamp is 1.0", "behind a BOM"),
-            taken(
+            accept('{"timestamp": 1}\n\n', "timestamp is 1.0", "behind a BOM"),
+            accept(
                 '{"timestamp": 1000, "input_length": 5, "output_length": 0}',
                 "timestamp is 1.0, prompt_tokens is 5, output_tokens is 1",
             ),
-            taken(
+            accept(
                 "TIMESTAMP,ContextTokens,GeneratedTokens\n1970-01-01 00:00:01,5,2",
                 "timestamp is 1.0, prompt_tokens is 5, output_tokens is 2",
             ),
-            taken(
+            accept(
                 "TIMESTAMP, ContextTokens, GeneratedTokens\n1970-01-01 00:00:01, 5.0, 2",
                 "timestamp is 1.0, prompt_tokens is 5, output_tokens is 2",
             ),
-            refused(
+            refuse(
                 "TIMESTAMP,ContextTokens,GeneratedTokens\n1970-01-01 00:00:01,5",
                 "line 2: got 2 fields: ['1970-01-01 00:00:01', '5']",
             ),
-            refused('{"timestamp": 1},', "line 1: a comma follows the object"),
-            refused(
+            refuse('{"timestamp": 1},', "line 1: a comma follows the object"),
+            refuse(
                 '{"timestamp": 1, "tokens": 5}',
                 "allowed is timestamp (seconds) and perhaps prompt_tokens",
             ),
@@ -178,22 +176,22 @@ DOORS = [
         "Checkpoints",
         "Tensors given to [`srm convert`](../models.md#converting).",
         [
-            taken("`_fsdp_wrapped_module.input_layer.weight`, …", "left wrappers out of 62 names"),
-            taken("`base_model.model.input_layer.weight`, …", "left wrappers out of 62 names"),
-            refused(
+            accept("`_fsdp_wrapped_module.input_layer.weight`, …", "left wrappers out of 62 names"),
+            accept("`base_model.model.input_layer.weight`, …", "left wrappers out of 62 names"),
+            refuse(
                 "`net.input_layer.weight` and `ema.input_layer.weight`, …",
                 "tensors ema.input_layer.weight and net.input_layer.weight are both "
                 "input_layer.weight",
             ),
-            refused(
+            refuse(
                 "all but `output_layer.weight`",
                 'if one tensor is both, add "tie_io": true to constructor',
             ),
-            refused(
+            refuse(
                 "all but `mixer_blocks.0.token_norm.bias`, and `x.bias`",
                 "tensor mixer_blocks.0.token_norm.bias [8] is missing",
             ),
-            refused(
+            refuse(
                 "`model-00001-of-00002.safetensors`",
                 "is one of 2 shards: name their index, model.safetensors.index.json",
             ),
@@ -203,19 +201,19 @@ DOORS = [
         "Tokenizers",
         "Members of `tokenizer.json`.",
         [
-            taken('"padding": null', "a tokenizer", "behind a BOM"),
-            taken(
+            accept('"padding": null', "a tokenizer", "behind a BOM"),
+            accept(
                 '"truncation": {"max_length": 8, "strategy": "LongestFirst", "stride": 0, '
                 '"direction": "Right"}',
                 "truncation is ignored: it is for training",
             ),
-            refused('"model": null', "is not a tokenizer"),
-            taken(
+            refuse('"model": null', "is not a tokenizer"),
+            accept(
                 '"decoder": {"type": "Sequence", "decoders": [{"type": "ByteLevel", '
                 '"add_prefix_space": true, "trim_offsets": true, "use_regex": true}]}',
                 "a tokenizer",
             ),
-            refused(
+            refuse(
                 '"decoder": {"type": "Fuse"}',
                 "only byte-level BPE tokenizers are supported; its decoder is Fuse",
             ),
@@ -225,12 +223,12 @@ DOORS = [
         "Python",
         "The `params` of [Engine.generate](../python.md).",
         [
-            taken("SamplingParams(n=2.0)", "2 completions"),
-            taken("SamplingParams(n=np.int64(2))", "2 completions"),
-            refused("SamplingParams(n=10**30)", "prompt 0: n must be within 64 bits; got 1000000"),
-            refused("SamplingParams(n=0)", "prompt 0: n must be at least 1, got 0"),
-            refused('SamplingParams(n="2")', "prompt 0: n must be an integer; got '2'"),
-            refused('{"n": 2}', "params must be SamplingParams, or one for each prompt; got dict"),
+            accept("SamplingParams(n=2.0)", "2 completions"),
+            accept("SamplingParams(n=np.int64(2))", "2 completions"),
+            refuse("SamplingParams(n=10**30)", "prompt 0: n must be within 64 bits; got 1000000"),
+            refuse("SamplingParams(n=0)", "prompt 0: n must be at least 1, got 0"),
+            refuse('SamplingParams(n="2")', "prompt 0: n must be an integer; got '2'"),
+            refuse('{"n": 2}', "params must be SamplingParams, or one for each prompt; got dict"),
         ],
     ),
 ]

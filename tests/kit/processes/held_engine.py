@@ -30,7 +30,7 @@ class HeldEngine(Engine):
         super().__init__(model, runner, config, *more)
         flags = (flag[8:] for flag in sys.argv if flag.startswith("--model="))
         self._hold = Path(next(flags, config.model)) / _FILE
-        self._made, self._held_at = 0, 0
+        self._made, self._began = 0, ""
         """Steps since it is held, and when that began: an idle engine does not see a release."""
 
     def step_overlapped(self) -> list[Output]:
@@ -43,20 +43,23 @@ class HeldEngine(Engine):
 
     def _may_step(self) -> bool:
         try:
-            steps, held_at = int(self._hold.read_text()), self._hold.stat().st_mtime_ns
+            steps, began = self._hold.read_text().split()
         except FileNotFoundError:
             return True
-        if held_at != self._held_at:
-            self._made, self._held_at = 0, held_at
-        if self._made >= steps and self.scheduler.table.num_owned:
+        if began != self._began:
+            self._made, self._began = 0, began
+        if self._made >= int(steps) and self.scheduler.table.num_owned:
             return False
         self._made += 1
         return True
 
 
 def hold(folder: Path, steps: int = 1) -> None:
-    """From now on the engine makes so many steps, and others only while no sequence has a slot."""
-    (folder / f"{_FILE}.partial").write_text(str(steps))
+    """The engine makes so many steps from the first call on, until `release`, and others only
+    while no sequence has a slot."""
+    file = folder / _FILE
+    began = file.read_text().split()[1] if file.exists() else str(time.time_ns())
+    (folder / f"{_FILE}.partial").write_text(f"{steps} {began}")
     (folder / f"{_FILE}.partial").replace(folder / _FILE)
 
 
