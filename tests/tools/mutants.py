@@ -1,4 +1,5 @@
-"""`make mutants`: one-token changes of scheduling, snapshots, batches and store: do tests notice?
+"""`make mutants`: one-token changes of the engine, the server and the training objective: do tests
+notice?
 
 Draws COUNT changes with a fixed SEED, whatever else is in the files, runs for each the tests that
 concern its module, and prints which survived. What no test can notice stands in EQUIVALENT with the
@@ -24,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_CPU_S = 60
 """Of a run of tests: a change that makes them go on for ever is noticed."""
-UNIT, WHOLE = "tests/unit", "tests/integration/batches"
+UNIT, WHOLE, HTTP = "tests/unit", "tests/integration/batches", "tests/integration/http"
 TESTS = {
     "engine/scheduler engine/state/fair_share.py engine/state/prefixes.py engine/state/parked.py"
     " engine/state/slots.py": [
@@ -40,12 +41,23 @@ TESTS = {
         *(f"{UNIT}/server/batch", f"{UNIT}/server/routes/test_batches.py"),
         f"{WHOLE}/test_batches_http.py",
     ],
+    "server/reply": [f"{UNIT}/server/reply", f"{HTTP}/test_streams.py"],
+    "server/generation": [f"{UNIT}/server/generation", "tests/property/test_until.py"],
+    "server/schema": [f"{UNIT}/server/schema", f"{UNIT}/server/http/test_refusals.py"],
+    "server/dialects/rollouts": [
+        *(f"{UNIT}/server/reply/test_dialect.py", "tests/integration/dialects/test_rollouts.py"),
+    ],
+    "engine/constraints": [f"{UNIT}/engine/constraints", "tests/property/test_automata.py"],
+    "engine/weights": [f"{UNIT}/engine/weights"],
+    "training/grpo/objective.py": [f"{UNIT}/training/grpo"],
     "server/storage/store.py server/storage/database.py server/storage/rows.py"
     " server/storage/sidecars.py server/storage/upkeep.py server/storage/records.py": [
         *(f"{UNIT}/server/storage/test_store.py", f"{WHOLE}/test_files_http.py"),
     ],
 }
 """By files: the tests that concern them, quick ones first."""
+COPIED = ("engine", "server", "training", "srm", "tests")
+"""Folders that a changed tree has of its own: the links of `srm` lead to those beside it."""
 OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
          "+=": "-=", "-=": "+=", "//": "*", "%": "*", "and": "or", "or": "and", "True": "False",
          "False": "True", "min": "max", "max": "min", "any": "all", "all": "any", "0": "1",
@@ -105,8 +117,8 @@ def noticed(mutant: Mutant, tests: list[str]) -> str:
     """What fails of the tests on a copy of the tree with this change; empty where it survives."""
     with tempfile.TemporaryDirectory() as folder:
         for entry in ROOT.iterdir():
-            if entry.name in ("engine", "server", "tests"):
-                shutil.copytree(entry, Path(folder, entry.name))
+            if entry.name in COPIED:
+                shutil.copytree(entry, Path(folder, entry.name), symlinks=True)
             elif not entry.name.startswith("."):
                 Path(folder, entry.name).symlink_to(entry)
         Path(folder, mutant.path).write_text(mutant.source)

@@ -49,8 +49,8 @@ def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
 MOST = {
     "lines: product": 71_700,
     "lines: research and deploy": 16_150,
-    "lines: tests": 71_900,
-    "words by hand": 55_600,
+    "lines: tests": 69_100,
+    "words by hand": 41_700,
     "entries at the top": 27,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
