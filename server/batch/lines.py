@@ -41,7 +41,6 @@ _CHUNK = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _EXPONENT, _DIGITS = re.compile(rb"[eE]\+?[0-9]{3}"), re.compile(rb"[0-9]{200}")
-_LARGE = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
 _LARGE = re.compile(
     rb"(?<![0-9.eE+-])-?"
     rb"(?:[0-9]{200}|[0-9]++(?:\.[0-9]++)?+[eE]\+?[0-9]{3})[0-9.eE+-]*+"
