@@ -47,7 +47,7 @@ TESTS = {
     "server/dialects/rollouts": [
         *(f"{UNIT}/server/reply/test_dialect.py", "tests/integration/dialects/test_rollouts.py"),
     ],
-    "engine/constraints": [f"{UNIT}/engine/constraints", "tests/property/test_automata.py"],
+    "engine/constraints": [f"{UNIT}/engine/constraints", "tests/property/test_schemas.py"],
     "engine/weights": [f"{UNIT}/engine/weights"],
     "training/grpo/objective.py": [f"{UNIT}/training/grpo"],
     "server/storage/store.py server/storage/database.py server/storage/rows.py"
@@ -146,6 +146,8 @@ def below(places: Iterable[str], pattern: str) -> list[str]:
 def main() -> None:
     asked = {"COUNT": 60, "SEED": 14, "JOBS": 2}
     count, seed, jobs = (int(os.environ.get(name, usual)) for name, usual in asked.items())
+    named = {place for files, places in TESTS.items() for place in [*files.split(), *places]}
+    assert not (gone := [place for place in named if not (ROOT / place).exists()]), gone
     groups = [(below(files.split(), "[!_]*.py"), below(places, "test_*.py"))
               for files, places in TESTS.items()]  # fmt: skip
     concern = {path: tests for files, tests in groups for path in files}
