@@ -54,7 +54,7 @@ _HAVE_RETRY = (429, 503)
 
 
 class Router(Protocol):
-    """What routes are added to: FastAPI's, which processes without HTTP need not import."""
+    """The methods of FastAPI's router that routes need: batches do without its import."""
 
     def get(self, path: str, /) -> Callable[[_Handler], _Handler]: ...
 

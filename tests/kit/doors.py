@@ -1,4 +1,4 @@
-"""What each entry point takes or refuses. tests/unit/server/test_doors.py tries every row;
+"""Examples that each entry point takes or refuses. tests/unit/server/test_doors.py tries every row;
 `python -m tests.tools.doc_tables` writes docs/reference/accepted-input.md from them.
 """
 

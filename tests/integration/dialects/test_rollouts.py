@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -255,6 +257,15 @@ def test_a_pause_may_wait_for_what_runs(trained: Server, query: str) -> None:
         assert not later.done() and trained.metric("srm_engine_waiting_sequences") == 1
         tell(trained, "/resume")
         assert later.result()["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("path", ["/resume", "/continue_generation"])
+def test_a_resume_counts_though_its_client_leaves(trained: Server, path: str) -> None:
+    tell(trained, "/pause")
+    address = urlsplit(trained.admin_url)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    wait_until(lambda: not trained.admin.get("/is_paused").json()["is_paused"])
 
 
 def test_a_resume_ends_a_pause_that_still_waits(trained: Server) -> None:

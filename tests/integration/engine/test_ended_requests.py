@@ -186,7 +186,7 @@ async def test_what_takes_too_long_is_ended(
         await until(lambda: served.engine.scheduler.num_requests == 0)
 
 
-async def test_the_time_of_a_request_counts_while_its_constraint_is_compiled(
+async def test_time_runs_while_a_constraint_is_compiled(
     serve: Serve, endpoint: str, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
@@ -210,7 +210,7 @@ async def test_the_time_of_a_request_counts_while_its_constraint_is_compiled(
     assert not served.engine.scheduler.num_requests
 
 
-async def test_a_request_that_takes_too_long_is_a_504_and_its_stream_an_error(
+async def test_a_late_request_is_a_504_and_its_stream_an_error(
     serve: Serve, endpoint: str, tiny_folder: Path
 ) -> None:
     body = {"prompt": [5], "max_tokens": 60}

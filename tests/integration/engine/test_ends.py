@@ -116,7 +116,7 @@ async def test_closing_the_client_ends_its_requests(
     assert client.status is None
 
 
-async def test_progress_is_told_while_steps_go_on_and_while_there_are_none(
+async def test_progress_comes_with_steps_and_without(
     weights: Weights, endpoint: str, make_request: MakeRequest
 ) -> None:
     config = EngineWiring(endpoint=endpoint, num_slots=8)

@@ -136,14 +136,14 @@ Answer = tuple[int, object]
 
 
 def answer(status: int, text: str) -> Answer:
-    """What two replies to the same request have in common: an error, or the names of the fields."""
+    """Return the part that two replies to a request share: an error, or the names of fields."""
     fields = json.loads(text or "{}")
     known = fields[0] if isinstance(fields, list) else fields  # of prompts that are rendered
     return status, known.get("error") or sorted(known)
 
 
 def plain(server: Server) -> dict[str, Answer]:
-    """What each path answers to a client without an offer."""
+    """Return the reply of each path to a client that offers nothing."""
     headers = {"content-type": "application/json"}
     entries = {}
     for path, body in POSTED.items():

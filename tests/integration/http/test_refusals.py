@@ -1,4 +1,4 @@
-"""What an engine or the server's state refuses, over HTTP: status, code, field.
+"""Refusals by an engine or by the server's state, over HTTP: status, code, field.
 
 What is refused before an engine is asked: tests/kit/bodies/refused.py.
 """
@@ -75,7 +75,7 @@ REFUSED: list[Row] = [
     (RESPONSES, {"max_output_tokens": 1, "text": LONG_FORM}, "max_output_tokens",
      "max_output_tokens = 1 tokens; the shortest completion"),
 ]  # fmt: skip
-"""What the engine says, or is known to say."""
+"""The engine's words, or a part of them."""
 
 
 @pytest.mark.parametrize(("path", "fields", "param", "words"), REFUSED)

@@ -26,7 +26,7 @@ NEEDS: dict[str, Fields] = {
     MESSAGES: {"messages": [USER], "max_tokens": 12},
     TOKENS: {"token_ids": [5]},
 }
-"""What the bodies of a route have, where a row says nothing else."""
+"""Fields of each route's bodies, unless a row gives others."""
 
 
 def body_of(path: str, fields: Fields) -> Fields:
@@ -155,7 +155,7 @@ NO_ROOM: tuple[Fields, ...] = (
     {"response_format": {"type": "json_object"}},
     {"structured_outputs": {"regex": "a"}},
 )
-"""What a call leaves no room for; the field comes first."""
+"""Fields that no forced call may have beside it; the one that the error names comes first."""
 OF_TOOLS: list[tuple[Fields, str, str]] = [
     ({"tools": "add"}, "tools", "tools must be a list of at most 128 functions"),
     ({"tools": [ADD] * 129}, "tools", "tools must be a list of at most 128 functions"),

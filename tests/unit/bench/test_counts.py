@@ -124,7 +124,7 @@ def sampled(batches: list[Batch]) -> tuple[list[int], list[float]]:
     return result.token_ids.tolist(), result.logprobs.tolist()
 
 
-def test_a_prompt_is_the_same_in_one_step_and_token_by_token_either_way() -> None:
+def test_a_prompt_is_the_same_in_one_step_and_by_tokens() -> None:
     last = decode_rows(PROMPTS[:, -1], 4)
     at_once = sampled([prefill_rows(PROMPTS[:, :4]), last])
     assert sampled([*(prefill_rows(PROMPTS[:, i : i + 1], i) for i in range(4)), last]) == at_once

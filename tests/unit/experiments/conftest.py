@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from research.experiments.__main__ import main
@@ -18,18 +17,11 @@ from research.experiments.harness.result_cache import Numbers
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.training.grpo.engine_sampler import EngineSampler, folded
 from tests.kit.engines.making import engine_of
+from tests.kit.one_thread import one_thread  # noqa: F401 - a fixture of all below
 
 TINY = "--steps=2 --rows=2 --d-model=8 --num-layers=1 --n-ctx=16 --seeds=0,1 --threads=1".split()
 
 Experiment = Callable[..., tuple[dict[str, Any], str, str]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def numpy_sampler(

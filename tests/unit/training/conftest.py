@@ -22,6 +22,7 @@ from srm.training.loop import Losses
 from srm.training.problems.drawn import problems
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
+from tests.kit.one_thread import one_thread  # noqa: F401 - a fixture of all below
 
 StopAt = Callable[..., AbstractContextManager[None]]
 
@@ -53,15 +54,6 @@ def write_numbers(folder: Path) -> Path:
     if not path.exists():
         path.write_text("".join(f"{n} and {n} is {2 * n}. " for n in range(300)))
     return path
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sharing matrices this small out to threads takes longer than multiplying them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,7 @@ def test_the_end_of_a_long_string_is_that_of_its_text(least: int) -> None:
         assert all(isinstance(json.loads(text), str) for text in texts)
 
 
-def test_the_end_of_an_empty_text_leaves_out_a_property_without_a_name() -> None:
+def test_the_shortest_text_leaves_out_a_nameless_property() -> None:
     """The search took what ends a string first, and so the name that is empty."""
     fields = {"": {"const": "v" * 30}, "a": {"type": "object"}}
     grammar = grammar_of({"type": "object", "properties": fields, "required": ["a"]})

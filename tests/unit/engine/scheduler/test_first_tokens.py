@@ -156,7 +156,7 @@ def served(scheduler: Scheduler) -> Counter[str]:
     return counts
 
 
-def test_the_higher_priority_is_served_in_every_step_and_the_rest_in_turn() -> None:
+def test_the_higher_priority_is_in_every_step() -> None:
     scheduler = scheduler_of(num_slots=20, max_step_rows=7)
     scheduler.add(request_of("low", [5], n=9, priority=-1, max_tokens=60))
     scheduler.add(request_of("high", [5], n=3, max_tokens=60))
@@ -170,7 +170,7 @@ def test_the_higher_priority_is_served_in_every_step_and_the_rest_in_turn() -> N
         assert max(counts) - min(counts) <= 1, f"unfair after {turn} steps"
 
 
-def test_the_lower_priority_waits_while_the_higher_one_has_all_rows() -> None:
+def test_the_lower_priority_waits_for_rows() -> None:
     scheduler = scheduler_of(num_slots=20, max_step_rows=4)
     scheduler.add(request_of("low", [5], n=3, priority=-1, max_tokens=60))
     scheduler.add(request_of("high", [5], n=6, max_tokens=3))

@@ -48,9 +48,7 @@ def brute_force(data: bytes) -> list[bytes]:
 @example(b"data: a\r\n\r\ndata: b\r\n\r\n", [8, 9, 10])
 @example(b"\xef\xbb\xbfdata: a\n\n", [1, 2])
 @example(b"data: " + b"x" * 70 + b"\n\n", list(range(0, 80, 3)))
-def test_events_are_those_of_the_standard_however_the_bytes_are_split(
-    data: bytes, cuts: list[int]
-) -> None:
+def test_events_are_read_from_bytes_split_anywhere(data: bytes, cuts: list[int]) -> None:
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     events = EventParser()
     results = [event for a, b in pairwise(places) for event in events.parse(data[a:b])]
