@@ -228,7 +228,7 @@ def test_a_pause_keeps_what_runs_where_it_is(trained: Server) -> None:
             for _ in range(2):  # a second one changes nothing
                 tell(trained, pause)
             assert trained.admin.get("/is_paused").json() == {"is_paused": True}
-            shutil.move(trained.folder / "hold", trained.folder / "held")
+            release(trained.folder)
             steps = trained.metric("srm_engine_steps_total")
             other = ThreadPoolExecutor(1).submit(complete, trained, max_tokens=1)
             wait_until(lambda: trained.metric("srm_engine_waiting_sequences") == 1)

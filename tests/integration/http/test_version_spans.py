@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.kit.engines.numpy_runner import feed, tiny_weights
-from tests.kit.processes.held_engine import held
+from tests.kit.processes.held_engine import held, release
 from tests.kit.serving import (
     CHATS,
     COMPLETIONS,
@@ -109,7 +109,7 @@ def test_a_stream(changing: Server, folders: Path, n: int, interval: int | None)
         while changing.metric("srm_engine_running_sequences") < n:
             pass
         seeds = change(changing, folders)
-        (folders / "0" / "hold").unlink()
+        release(folders / "0")
         events = [json.loads(line[6:]) for line in asked.result().splitlines()
                   if line.startswith("data: {")]  # fmt: skip
     choices: dict[int, list[dict[str, Any]]] = {}

@@ -20,16 +20,15 @@ from srm.engine.messages import Output
 from srm.engine.process.engine import Engine
 from tests.kit.processes.numpy_engine import main
 
-_FILE = "hold"
-
 
 class HeldEngine(Engine):
-    """The model's folder says whether it is held: a process has a copy of that of its flag."""
+    """A file beside the folder of its flag says whether it is held: not in it, where a change of
+    weights might read it."""
 
     def __init__(self, model: Any, runner: Any, config: EngineConfig, *more: Any) -> None:
         super().__init__(model, runner, config, *more)
         flags = (flag[8:] for flag in sys.argv if flag.startswith("--model="))
-        self._hold = Path(next(flags, config.model)) / _FILE
+        self._hold = _file(Path(next(flags, config.model)))
         self._made, self._began = 0, ""
         """Steps since it is held, and when that began: an idle engine does not see a release."""
 
@@ -57,14 +56,19 @@ class HeldEngine(Engine):
 def hold(folder: Path, steps: int = 1) -> None:
     """The engine makes so many steps from the first call on, until `release`, and others only
     while no sequence has a slot."""
-    file = folder / _FILE
+    file = _file(folder)
     began = file.read_text().split()[1] if file.exists() else str(time.time_ns())
-    (folder / f"{_FILE}.partial").write_text(f"{steps} {began}")
-    (folder / f"{_FILE}.partial").replace(folder / _FILE)
+    partial = file.with_suffix(".partial")
+    partial.write_text(f"{steps} {began}")
+    partial.replace(file)
 
 
 def release(folder: Path) -> None:
-    (folder / _FILE).unlink(missing_ok=True)
+    _file(folder).unlink(missing_ok=True)
+
+
+def _file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.hold")
 
 
 @contextmanager
