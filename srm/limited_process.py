@@ -138,8 +138,9 @@ def answer_each(control: int, answer: Callable[[bytes], Answer]) -> None:
     with socket.socket(fileno=control) as asked:
         while (came := socket.recv_fds(asked, 1, 1))[0]:
             (connection,) = came[1]
+            parent = os.getpid()
             if not os.fork():
-                _run_and_exit(partial(_answer_over, connection, answer))
+                _run_and_exit(parent, partial(_answer_over, connection, answer))
             os.close(connection)
             with contextlib.suppress(ChildProcessError):  # none is left
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -153,8 +154,9 @@ def _answer_over(connection: int, answer: Callable[[bytes], Answer]) -> None:
         if effort is None or message is None:
             return
         reader, writer = os.pipe()
+        parent = os.getpid()
         if not (child := os.fork()):
-            _run_and_exit(partial(_answer_into, writer, effort, message, answer))
+            _run_and_exit(parent, partial(_answer_into, writer, effort, message, answer))
         os.close(writer)
         with os.fdopen(reader, "rb") as made:
             body = receive(made)  # whole, or it counts as none
@@ -176,10 +178,10 @@ def _answer_into(
         send(stream, answered)
 
 
-def _run_and_exit(work: Callable[[], None]) -> NoReturn:
+def _run_and_exit(parent: int, work: Callable[[], None]) -> NoReturn:
     """Call it in a process that was just forked, which is to do nothing else."""
     try:
-        if limit_this_process(os.getppid()):
+        if limit_this_process(parent):
             work()
     finally:
         os._exit(0)

@@ -127,12 +127,17 @@ async def test_a_bit_of_a_result_file_costs_no_line(tmp_path: Path, most: int) -
     (ended,) = await ends(alone, batch)
     answers = results(alone, ended)["output"]
     assert batch.output_file_id is not None
+    ids = {json.loads(line)["id"] for line in answers}
     for at, changed in enumerate(flipped(b"\n".join(answers[: NUM_RESULTS // 2]) + b"\n", most)):
         folder = shutil.copytree(answer_whole, tmp_path / f"copy-{at}")
-        (folder / "files" / batch.output_file_id).write_bytes(changed)
+        output = folder / "files" / batch.output_file_id
+        output.write_bytes(changed)
         (ended,) = await ends(folder, batch)
         assert (ended.status, ended.completed) == ("completed", NUM_RESULTS), changed
-        assert len(results(folder, ended)["output"]) == NUM_RESULTS, changed
+        records = [json.loads(line) for line in output.read_bytes().splitlines()]
+        assert len(records) == NUM_RESULTS, changed
+        # by the line's number: a letter of a custom_id or of a text may be another one
+        assert {record["id"] for record in records} == ids, changed
         shutil.rmtree(folder, ignore_errors=True)  # a thread may still write there
 
 

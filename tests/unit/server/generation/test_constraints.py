@@ -307,14 +307,14 @@ async def test_a_slow_machine_is_no_fault(text: Text, monkeypatch: pytest.Monkey
 async def test_a_killed_process_is_no_fault(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     constraints = Constraints(text)
     await make(constraints, source("regex", b'"a"'))
-    ask = LimitedProcess.ask_beside
+    ask = LimitedProcess._ask
 
-    def kill_and_ask(*asked: Any) -> Answer:
-        threading.Timer(0.05, children()[0].kill).start()
-        return ask(*asked)
+    def kill_and_ask(of: LimitedProcess, process: Any, *asked: Any) -> Answer:
+        process.kill()
+        return ask(of, process, *asked)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LimitedProcess, "ask_beside", kill_and_ask)
+        patched.setattr(LimitedProcess, "_ask", kill_and_ask)
         with pytest.raises(Overloaded, match="it failed"):
             await make(constraints, source("json", json.dumps(BRANCHES).encode()))
     with pytest.raises(InvalidRequest, match="cannot be compiled with 1 s"):
