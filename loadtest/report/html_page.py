@@ -1,6 +1,6 @@
 """A report as one HTML page: no script, no external resources, and all text escaped.
 
-Its layout is report.html, a template of jinja2, beside this file.
+Its layout is templates/report.html, of jinja2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from srm.loadtest.report.report import Report, RunReport
 _TILES = ("output_tokens_per_s", "completed_per_s", "ttft_p50", "ttft_p99", "itl_p50", "e2e_p50")
 
 TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
