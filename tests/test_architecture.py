@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.dialects.completions": (*_SERVES, *_ANSWERS),
     "server.dialects.chat": (*_SERVES, *_ANSWERS, "server.dialects.completions"),
     "server.dialects.responses": (*_SERVES, *_ANSWERS, *_OPENAI),
-    "server.dialects.messages": (*_SERVES, *_ANSWERS, *_OPENAI, "server.dialects.responses"),
+    "server.dialects.messages": (*_SERVES, *_ANSWERS, *_OPENAI),
     "server.dialects.rollouts": (*_SERVES, *_ANSWERS, *_OPENAI),
     "server.routes": (*_SERVES, *_ANSWERS, *_DIALECTS, "server.storage"),
     "server.batch": (*_SERVES, *_ANSWERS, *_DIALECTS, "server.storage", "server.routes"),

@@ -59,6 +59,7 @@ class Generation:
         text: Text,
         owner: RequestOwner,
         constraint: str = "",
+        model_name: str = "",
     ) -> None:
         """`id` is unique; `prompts` are token ids, int32 little-endian, of `encode_prompts`;
         `constraint` is what `Constraints` makes of the request."""
@@ -66,6 +67,8 @@ class Generation:
         """Id of the reply. The engine gets the unique `id`: a request_id that is used again must
         not meet outputs of the earlier request that are still on their way."""
         self.request = request
+        self.text = text
+        self.model_name = model_name
         self.prompts = [Prompt(prompt, request.prompt_logprobs_start) for prompt in prompts]
         self.num_prompt_tokens = sum(map(len, prompts)) // 4
         self.num_choices = len(prompts) * request.n

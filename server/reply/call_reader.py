@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from srm.server.schema.tools import CALL_HEAD
+from srm.server.schema.tools import CALL_HEAD, Calls
 
 _HEAD = re.compile(re.escape(CALL_HEAD.format("NAME")).replace("NAME", r"([\w-]+)") + r"(?=\{)")
 _MARK = re.compile(r'\\.|["{}]', re.DOTALL)
@@ -31,7 +31,11 @@ def is_whole(arguments: str) -> bool:
 class CallReader:
     """Reads the calls of one sample from its text, as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Calls | None = None) -> None:
+        """`calls`: what the reply must or may call, if that is known."""
+        is_one = calls is not None and calls.is_one_function
+        self.heads = [CallPart(0, calls.functions[0].name, "")] if calls and is_one else []
+        """The call that begins before any text, if all of that is its arguments."""
         self._place = -1
         self._depth = 0  # of objects; 0: before a call's arguments or behind them
         self._in_string = False
@@ -39,6 +43,8 @@ class CallReader:
 
     def read(self, text: str) -> list[CallPart]:
         """Return what more text adds."""
+        if self.heads:
+            return [CallPart(0, None, text)] if text else []
         parts: list[CallPart] = []
         self._unread += text
         while self._unread:

@@ -28,7 +28,6 @@ from srm.server.http.responses import DONE, escape_line_ends, frame, frame_error
 from srm.server.reply.prompt import ShownPrompt
 from srm.server.reply.scores import ScoreWriter, scores_of
 from srm.server.schema.completion_response import Usage
-from srm.server.text.text import Text
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -98,15 +97,13 @@ class Format(ABC):
     frame_error = staticmethod(frame_error)
     """Make events of JSON documents, and one of an error that ends a stream."""
 
-    def __init__(self, generation: Generation, text: Text, model_name: str) -> None:
+    def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.request = generation.request
-        self.text = text
-        self.model_name = model_name
         self.wants_tokens = self.request.return_token_ids or self.request.return_weight_versions
         """Whether choices say something of each token, of those without text too."""
         as_ids = self.request.return_tokens_as_token_ids
-        self.scores = scores_of(self.scores_kind, text, as_ids)
+        self.scores = scores_of(self.scores_kind, generation.text, as_ids)
 
     @abstractmethod
     def make_choice(self, part: ChoicePart, is_event: bool) -> msgspec.Struct:

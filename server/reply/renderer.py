@@ -265,7 +265,7 @@ class Renderer:
         return {
             "id": self.generation.id,
             "created": self.generation.created_unix,
-            "model": self.form.model_name,
+            "model": self.generation.model_name,
             "choices": choices,
             "usage": usage,
             "system_fingerprint": fingerprint,

@@ -44,20 +44,20 @@ def services(
     stream_keepalive_s: float = 0.0,
 ) -> Services:
     """Make the services of a model called `model_name`. The caller closes `template` itself."""
-    models, responder = (
-        Models(model_name, text.model.n_ctx),
-        Responder(client, text, stream_max_rate, stream_keepalive_s),
-    )
+    models = Models(model_name, text.model.n_ctx)
+    responder = Responder(client, text, stream_max_rate, stream_keepalive_s)
     completions = Completions(client, text, models, responder)
     chat = Chat(text, models, completions, template, responder)
     chats = ManyChats(text, models, completions, template, responder)
-    responses = Responses(text, models, chat, responder)
-    messages = Messages(text, models, chat, template, responder)
-    start = completions.start
-    tokens = TokensEndpoint(start, text, model_name, responder)
-    generate = GenerateEndpoint(start, text, client, responder)
     return Services(
-        *(models, completions, chat, chats, responses, messages, tokens, generate),
+        models,
+        completions,
+        chat,
+        chats,
+        Responses(chat, responder),
+        Messages(text, models, chat, template, responder),
+        TokensEndpoint(completions.start, responder),
+        GenerateEndpoint(completions.start, client, responder),
     )
 
 

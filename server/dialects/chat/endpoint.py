@@ -94,8 +94,8 @@ class Chat(Endpoint):
         request = await parsed(parse_chat, body)
         generation = await self.start(id, request, owner)
         if (calls := request.calls) is not None:
-            return ToolFormat(generation, self._text, self._models.name, calls)
-        form = ChatFormat(generation, self._text, self._models.name)
+            return ToolFormat(generation, calls)
+        form = ChatFormat(generation)
         form.echoed = request.echoed
         return form
 
@@ -143,7 +143,7 @@ class ManyChats(Chat):
         completion = msgspec.structs.replace(first, prompt=prompts)
         completion.check()
         generation = await self._start(id, completion, owner)
-        return ChatsFormat(generation, self._text, self._models.name)
+        return ChatsFormat(generation)
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str | ExactPrompt:

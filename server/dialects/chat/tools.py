@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from hashlib import blake2b
 from typing import Any
 
@@ -24,19 +23,16 @@ from srm.server.generation.generation import Generation
 from srm.server.reply.call_reader import CallPart, CallReader
 from srm.server.reply.format import TEXT
 from srm.server.schema.tools import Calls
-from srm.server.text.text import Text
 
 
 class ToolFormat(ChatFormat):
     """A ChatCompletion, or ChatChunks, of calls."""
 
-    def __init__(self, generation: Generation, text: Text, model_name: str, calls: Calls) -> None:
-        super().__init__(generation, text, model_name)
+    def __init__(self, generation: Generation, calls: Calls) -> None:
+        super().__init__(generation)
         self._calls = calls
-        self._heads: list[CallPart] = []  # of the call whose arguments alone are text
-        if calls.is_one_function:
-            self._heads.append(CallPart(0, calls.functions[0].name, ""))
-        self._readers: defaultdict[int, CallReader] = defaultdict(CallReader)  # of those that run
+        self._heads = CallReader(calls).heads
+        self._readers: dict[int, CallReader] = {}  # of choices that run
         self._texts: dict[int, bool] = {}
         """Whether a choice that runs is text, from its first text on, where it may be."""
 
@@ -99,12 +95,10 @@ class ToolFormat(ChatFormat):
         return choices
 
     def _pieces(self, part: ChoicePart) -> list[CallPart]:
-        if self._heads:
-            return [CallPart(0, None, part.text)] if part.text else []
-        pieces = self._readers[part.index].read(part.text)
-        if part.finish_reason is not None:
-            del self._readers[part.index]
-        return pieces
+        reader = self._readers.pop(part.index, None) or CallReader(self._calls)
+        if part.finish_reason is None:
+            self._readers[part.index] = reader
+        return reader.read(part.text)
 
     def _delta(self, index: int, piece: CallPart) -> ToolCallDelta:
         """Return a piece of a call of the choice of that index. A call's id is the same where its

@@ -77,11 +77,7 @@ class Completions(Endpoint):
     id_prefix = "cmpl-"
 
     def __init__(
-        self,
-        client: EngineClient,
-        text: Text,
-        models: Models,
-        responder: Responder,
+        self, client: EngineClient, text: Text, models: Models, responder: Responder
     ) -> None:
         super().__init__(responder)
         self._client = client
@@ -95,7 +91,7 @@ class Completions(Endpoint):
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> CompletionFormat:
         generation = await self.start(id, await parsed(parse_completion, body), owner)
-        return CompletionFormat(generation, self._text, self._models.name)
+        return CompletionFormat(generation)
 
     async def start(
         self,
@@ -120,7 +116,8 @@ class Completions(Endpoint):
         if source is not None:
             constraint, not_enforced, _ = await self._constraints.make(source, owner)
             note_not_enforced(not_enforced)
-        return Generation(id, request, prompts, self._text, owner, constraint)
+        own = constraint, self._models.name
+        return Generation(id, request, prompts, self._text, owner, *own)
 
     def _check_fits(self, request: CompletionRequest) -> None:
         """Refuse what the engine could not take even when idle: a retry would not help."""

@@ -82,7 +82,7 @@ class Messages(Endpoint):
         request = await parsed(parse_message, body)
         with naming_as_here():
             generation = await self._chat.start(id, request, owner)
-        return MessageFormat(generation, self._text, self._models.name, request.calls)
+        return MessageFormat(generation, request.calls)
 
     async def count(self, body: bytes) -> TokenCount:
         """Return how many tokens a request begins with. Raises the RequestError to answer with."""

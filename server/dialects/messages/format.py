@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from msgspec import UNSET, Raw
 
 from srm.server.dialects.messages.reply import (
+    Block,
     BlockDelta,
     BlockInput,
     BlockStart,
@@ -25,79 +26,55 @@ from srm.server.dialects.messages.reply import (
     TextBlock,
     ToolUseBlock,
 )
-from srm.server.dialects.responses.format import Item, ItemFormat, type_of
 from srm.server.errors import ErrorBody
-from srm.server.generation.detokenize import ChoicePart
-from srm.server.reply.call_reader import is_whole
 from srm.server.reply.format import encode_json
+from srm.server.reply.items import Item, ItemFormat, type_of
+from srm.server.reply.scores import ChatScores
 from srm.server.schema.completion_response import Usage
-
-_OBJECT = Raw(b"{}")
-
-
-class _Block(Item):
-    begin = b"event: content_block_delta\ndata: "
-
-    def last_events(self) -> list[Any]:
-        return [BlockStop("content_block_stop", self.place)]
-
-
-class _Text(_Block):
-    def shown(self) -> TextBlock:
-        return TextBlock(text=self.text)
-
-    def first_events(self) -> list[Any]:
-        return [BlockStart("content_block_start", self.place, TextBlock(text=""))]
-
-    def delta(self, text: str, _scores: Any, place: int) -> Any:
-        return BlockDelta("content_block_delta", place, BlockText(text))
-
-
-class _ToolUse(_Block):
-    @property
-    def is_whole(self) -> bool:
-        return is_whole(self.decoded)
-
-    def shown(self) -> ToolUseBlock:
-        return self._block(Raw(self.decoded.encode()))
-
-    def _block(self, arguments: Raw) -> ToolUseBlock:
-        return ToolUseBlock(id=f"toolu_{self.number}_{self.place}", name=self.name, input=arguments)
-
-    def first_events(self) -> list[Any]:
-        return [BlockStart("content_block_start", self.place, self._block(_OBJECT))]
-
-    def delta(self, text: str, _scores: Any, place: int) -> Any:
-        return BlockDelta("content_block_delta", place, BlockInput(text))
 
 
 class MessageFormat(ItemFormat):
     """A MessageReply, or its events."""
 
-    message_kind, call_kind = _Text, _ToolUse
+    scores_kind = ChatScores
+    text_delta = call_delta = "content_block_delta"
     engine_fields: ClassVar[dict[str, str]] = {"prompt_token_ids": "messages"}
 
-    def opening(self, parts: list[ChoicePart]) -> list[Any]:
-        if not parts[0].is_first:
-            return []
-        usage = _usage(self.generation.usage_of(0))
-        message = MessageReply(
-            id=self.generation.id, model=self.model_name, content=[], usage=usage
-        )
-        return [MessageStart("message_start", message), *self.begin_output()]
+    def shown(self, item: Item) -> Block:
+        if item.name is None:
+            return TextBlock(text=item.text)
+        return self._call(item, item.name, item.decoded)
 
-    def envelope(self, fields: dict[str, Any], is_event: bool) -> Any:
-        """An event is whole as it is; behind the last one there is the end of the message."""
-        if is_event and fields["choices"]:
-            return fields["choices"][0]
+    def _call(self, item: Item, name: str, arguments: str) -> ToolUseBlock:
+        id = f"toolu_{self.number}_{item.place}"
+        return ToolUseBlock(id=id, name=name, input=Raw(arguments.encode()))
+
+    def greeting(self) -> list[Any]:
+        id, usage = self.generation.id, _usage(self.generation.usage_of(0))
+        message = MessageReply(id=id, model=self.generation.model_name, content=[], usage=usage)
+        return [MessageStart("message_start", message)]
+
+    def first_events(self, item: Item) -> list[Any]:
+        name = item.name
+        block = TextBlock(text="") if name is None else self._call(item, name, "{}")
+        return [BlockStart("content_block_start", item.place, block)]
+
+    def delta(self, item: Item, text: str, _scores: Any, place: int) -> Any:
+        more = BlockText(text) if item.name is None else BlockInput(text)
+        return BlockDelta("content_block_delta", place, more)
+
+    def last_events(self, item: Item) -> list[Any]:
+        return [BlockStop("content_block_stop", item.place)]
+
+    def ending(self, fields: dict[str, Any], is_event: bool) -> Any:
         usage, reason = _usage(fields["usage"]), self._stop_reason
         stop = None if self.stop_string is None else str(self.stop_string)
         if is_event:
             return MessageDelta("message_delta", Ending(reason, stop), usage)
         return MessageReply(
             id=self.generation.id,
-            model=self.model_name,
-            content=[item.shown() for item in self.items if self.is_text or item.is_whole],
+            model=self.generation.model_name,
+            content=[self.shown(item) for item in self.items if self.is_text or item.is_whole],
             stop_reason=reason,
             stop_sequence=stop,
             usage=usage,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from srm.errors import RequestError
 from srm.server.dialects.chat.endpoint import Chat
-from srm.server.dialects.completions.models import Models
 from srm.server.dialects.responses.format import ResponsesFormat
 from srm.server.dialects.responses.items import INPUT_FORMS, OutputCall, OutputMessage
 from srm.server.dialects.responses.reply import EVENTS, Response
@@ -18,7 +17,6 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.schema.openapi import BodySchema, Operation
-from srm.server.text.text import Text
 
 _QUESTION = "Ava has 3 boxes with 4 pens each. How many pens?"
 _EXAMPLES = {
@@ -44,10 +42,8 @@ class Responses(Endpoint):
     path = "/v1/responses"
     id_prefix = "resp_"
 
-    def __init__(self, text: Text, models: Models, chat: Chat, responder: Responder) -> None:
+    def __init__(self, chat: Chat, responder: Responder) -> None:
         super().__init__(responder)
-        self._text = text
-        self._models = models
         self._chat = chat
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ResponsesFormat:
@@ -57,4 +53,4 @@ class Responses(Endpoint):
         except RequestError as error:
             name_as_here(error)
             raise
-        return ResponsesFormat(generation, self._text, self._models.name, asked, request.calls)
+        return ResponsesFormat(generation, asked, request.calls)

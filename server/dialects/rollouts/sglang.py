@@ -32,7 +32,6 @@ from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.scores import Columns, ScoreWriter, encode_numbers
 from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.validation import Fields
-from srm.server.text.text import Text
 
 _SCORE = {"type": "array", "items": {"type": ["number", "null"]}}
 ScoresJson = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": _SCORE})]
@@ -165,9 +164,9 @@ class GeneratedFormat(Format):
     may_share_events = False
 
     def __init__(
-        self, generation: Generation, text: Text, client: EngineClient, asked: AskedToGenerate
+        self, generation: Generation, client: EngineClient, asked: AskedToGenerate
     ) -> None:
-        super().__init__(generation, text, "")
+        super().__init__(generation)
         self._client = client
         self._names: Mapping[str, str] = {**asked.names, "prompt_token_ids": asked.names["prompt"]}
         self._is_list = asked.is_list or generation.num_choices > 1
@@ -267,17 +266,15 @@ class GenerateEndpoint(Endpoint):
     path = "/generate"
     id_prefix = "gen-"
 
-    def __init__(
-        self, start: StartGeneration, text: Text, client: EngineClient, responder: Responder
-    ) -> None:
+    def __init__(self, start: StartGeneration, client: EngineClient, responder: Responder) -> None:
         super().__init__(responder)
-        self._start, self._text, self._client = start, text, client
+        self._start, self._client = start, client
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> GeneratedFormat:
         asked = await parsed(parse_generate, body)
         with naming(**asked.names):
             generation = await self._start(id, asked.request, owner)
-        return GeneratedFormat(generation, self._text, self._client, asked)
+        return GeneratedFormat(generation, self._client, asked)
 
 
 class PauseGeneration(Fields, frozen=True, kw_only=True):

@@ -33,7 +33,6 @@ from srm.server.schema.completion_response import (
 from srm.server.schema.json_parts import ID_FORMS
 from srm.server.schema.openapi import BodySchema, Operation, Router, reference
 from srm.server.schema.validation import Fields
-from srm.server.text.text import Text
 
 StartGeneration = Callable[[str, CompletionRequest, RequestOwner], Awaitable[Generation]]
 """Makes a checked request ready to run."""
@@ -236,17 +235,15 @@ class TokensEndpoint(Endpoint):
     path = "/inference/v1/generate"
     id_prefix = "gen-"
 
-    def __init__(
-        self, start: StartGeneration, text: Text, model_name: str, responder: Responder
-    ) -> None:
+    def __init__(self, start: StartGeneration, responder: Responder) -> None:
         super().__init__(responder)
-        self._start, self._text, self._model_name = start, text, model_name
+        self._start = start
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> TokensFormat:
         request = await parsed(parse_tokens, body)
         with naming(prompt="token_ids"):
             generation = await self._start(id, request, owner)
-        return TokensFormat(generation, self._text, self._model_name)
+        return TokensFormat(generation)
 
 
 def folder_of(request: FolderRequest) -> str:

@@ -63,11 +63,11 @@ def form_of(text: Text) -> GeneratedFormat:
         b'{"input_ids": [5], "return_logprob": true, "top_logprobs_num": 2, "stream": true}'
     )
     generation: Any = SimpleNamespace(
-        request=asked.request, num_choices=1, stream=None, id="a", weights_version=1,
+        request=asked.request, text=text, num_choices=1, stream=None, id="a", weights_version=1,
         prompts=[SimpleNamespace(num_tokens=1)],
     )  # fmt: skip
     client: Any = SimpleNamespace(label=str, status=None)
-    return GeneratedFormat(generation, text, client, asked)
+    return GeneratedFormat(generation, client, asked)
 
 
 def part_of(turn: int) -> ChoicePart:

@@ -171,7 +171,7 @@ def test_packed_samples_have_what_is_asked_for(text: Text) -> None:
     asked = {}
     for k in (None, 0, 2):
         request = completion(return_packed=True, logprobs=k)
-        form: Any = CompletionFormat(SimpleNamespace(request=request), text, "m")  # type: ignore[arg-type]
+        form: Any = CompletionFormat(SimpleNamespace(request=request, text=text))  # type: ignore[arg-type]
         asked[k] = unpacked(form.make_choice(part, is_event=False).packed)
     assert asked[None] == {"token_ids": [5, 6]}
     assert asked[0] == {"token_ids": [5, 6], "logprobs": [-1, -inf]}

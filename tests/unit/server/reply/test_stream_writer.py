@@ -106,14 +106,17 @@ class Served:
             self.stopped.append(message)
 
     async def ask(
-        self, is_chat: bool = False, dialect: type[Format] | None = None, **fields: Any
+        self,
+        is_chat: bool = False,
+        dialect: Callable[[Generation], Format] | None = None,
+        **fields: Any,
     ) -> tuple[Reply, asyncio.Task[None]]:
         body = {"prompt": [5], "max_tokens": 99, "stream": True, **fields}
         id = f"r{len(self.heard)}"
         owner = RequestOwner(created_unix=1)
         form: Format = await self.route.begin(json.dumps(body).encode(), id, owner)
         if dialect := ChatFormat if is_chat else dialect:
-            form = dialect(form.generation, self.text, "m%d")
+            form = dialect(form.generation)
         reply, outlet = Reply(), Outlet(Renderer(form, self.client, self.responder.pieces))
         self.outlets.append(outlet)
         sending = reply.send_all(self.responder.events(outlet), outlet if self._is_direct else None)
@@ -170,7 +173,7 @@ class Served:
         """Ask for the same as a whole reply."""
         body = json.dumps({"prompt": [5], "max_tokens": 99, **fields}).encode()
         form = await self.route.begin(body, "msg_r0", RequestOwner(created_unix=1))
-        dialect = dialect(form.generation, self.text, "m")
+        dialect = dialect(form.generation)
         task = asyncio.create_task(self.responder.render_whole(dialect))
         await turns()
         await self._end(tokens, reason, fields.get("n", 1), task)

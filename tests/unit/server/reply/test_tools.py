@@ -147,7 +147,7 @@ async def test_a_reply_that_may_be_text_is_that_of_a_chat(
 async def test_arguments_alone_are_written_as_any_text_is(text: Text) -> None:
     """Most of their tokens cost no encoding."""
     served = Served(text)
-    reply, task = await served.ask(dialect=partial(ToolFormat, calls=ONLY))  # type: ignore[arg-type]  # is called alone
+    reply, task = await served.ask(dialect=partial(ToolFormat, calls=ONLY))
     for token in tokens_of(text, ARGUMENTS):
         served.say({(0, 0): token})
         await turns()
