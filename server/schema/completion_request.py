@@ -10,14 +10,7 @@ from msgspec import Meta, Raw
 from srm.engine.messages import NAMED
 from srm.errors import UNDECODABLE, InvalidRequest, in_words
 from srm.server.schema.conversation import ExactPrompt
-from srm.server.schema.json_parts import (
-    TokenIds,
-    first_byte,
-    first_item_byte,
-    texts,
-    token_ids,
-    token_lists,
-)
+from srm.server.schema.json_parts import TokenIds, prompts_of
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import checked, given_fields, not_json, refused, require, show
@@ -139,18 +132,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 
 def _prompts(value: Raw) -> list[str] | list[bytes]:
-    first = first_byte(value)
-    items = first_item_byte(value) if first == b"[" else b""
     try:
-        if first == b'"':
-            return [msgspec.json.decode(value, type=str)]
-        if items == b'"':
-            return texts(value, MAX_CHOICES)
-        if items == b"[":
-            return token_lists(value, MAX_CHOICES)
-        if ids := token_ids(value):
-            return [ids]
-        raise msgspec.ValidationError("Expected `array` of length >= 1")
+        return prompts_of(value, MAX_CHOICES)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such "

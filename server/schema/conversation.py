@@ -20,7 +20,7 @@ from srm.server.schema.json_parts import (
     token_ids,
 )
 from srm.server.schema.tools import CALL_HEAD, Tool, required_calls
-from srm.server.schema.validation import not_json, not_null, show
+from srm.server.schema.validation import list_items, not_null, reading_item, show
 
 MAX_MESSAGES = 4096
 """Most messages of one chat."""
@@ -166,8 +166,11 @@ _ABSENT = Raw(b"null")
 _decode = msgspec.json.Decoder(Message).decode
 _SHOWN_NAME = 64
 """Most characters of a key in an error."""
-_SHOWN_FAULT = 160
-"""Most characters of what is wrong, which may repeat a value."""
+_MUST = (
+    "be an object with role (developer, system, user, assistant, tool or another of the template), "
+    "content (a string or a list of text parts) and at most name, tool_calls, tool_call_id, "
+    "reasoning_content, reasoning, prompt_token_ids and generation_token_ids"
+)
 _CALLING = "To call a function, answer with {} alone. Functions:"
 _INNER: dict[str, type[msgspec.Struct]] = {
     "content": _TextPart,
@@ -363,7 +366,8 @@ def messages_of(given: dict[str, Raw]) -> list[Message]:
 def chats_of(given: dict[str, Raw]) -> list[list[Message]]:
     """The field `messages` of a body with several chats. Raises as `messages_of`."""
     sizes, chats = _Sizes(), []
-    for i, item in enumerate(_items(given.get("messages", _ABSENT), MAX_CHATS, "lists of ")):
+    value, what = given.get("messages", _ABSENT), f"a list of 1 to {MAX_CHATS} lists of messages"
+    for i, item in enumerate(list_items(value, "messages", MAX_CHATS, what)):
         with naming_chat(i):
             chats.append(_messages(item, sizes))
     return chats
@@ -388,18 +392,9 @@ class _Sizes:
     argument_bytes = 0
 
 
-def _items(value: Raw, most: int, lists: str = "") -> list[Raw]:
-    items = items_of(value, most) if first_byte(value) == b"[" else None
-    if not items:
-        raise InvalidRequest(
-            f"messages must be a list of 1 to {most} {lists}messages; got {show(value)}", "messages"
-        )
-    return items
-
-
 def _messages(value: Raw, sizes: _Sizes) -> list[Message]:
-    messages = []
-    for i, item in enumerate(_items(value, MAX_MESSAGES)):
+    messages, what = [], f"a list of 1 to {MAX_MESSAGES} messages"
+    for i, item in enumerate(list_items(value, "messages", MAX_MESSAGES, what)):
         message, num_parts = _message(item, i)
         messages.append(message)
         sizes.parts += num_parts
@@ -422,28 +417,16 @@ def _messages(value: Raw, sizes: _Sizes) -> list[Message]:
 
 def _message(value: Raw, i: int) -> tuple[Message, int]:
     """Return the message, and the number of objects that it is made of."""
-    try:
+    with reading_item("messages", i, value, _MUST):
         fields = fields_of(value)
         given = not_null(fields)
         parts = _check_keys(given, Message)
         # Decoded as it came where nothing is null: then the error says where it is wrong.
-        data = value if len(given) == len(fields) else msgspec.json.encode(given)
-        message = _decode(data)
+        message = _decode(value if len(given) == len(fields) else msgspec.json.encode(given))
         if "content" not in given and message.role != "assistant":
             raise msgspec.ValidationError("only an assistant's content may be left out")
         _check_ids(message, given)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(
-            f"messages[{i}] must be an object with role (developer, system, user, assistant, "
-            "tool or another of the template), content (a string or a list of text parts) and at "
-            "most name, tool_calls, tool_call_id, reasoning_content, reasoning, prompt_token_ids "
-            f"and generation_token_ids; got {show(value)} "
-            f"({cut(in_words(error), _SHOWN_FAULT)})",
-            "messages",
-        ) from None
-    except UNDECODABLE as error:
-        raise not_json(value, error) from None
-    return message, parts
+        return message, parts
 
 
 def _check_ids(message: Message, given: dict[str, Raw]) -> None:

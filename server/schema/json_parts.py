@@ -225,6 +225,25 @@ def texts(data: _Json, most: int) -> list[str]:
     return _decode_texts(data)
 
 
+def prompts_of(data: _Json, most: int) -> list[str] | list[bytes]:
+    """Return the prompts of a text, of token ids, or of a list of either, none of them empty; token
+    ids as `token_ids` does.
+
+    Raises msgspec.ValidationError for anything else and for more than `most`, and UNDECODABLE.
+    """
+    first = first_byte(data)
+    items = first_item_byte(data) if first == b"[" else b""
+    if first == b'"':
+        return [msgspec.json.decode(data, type=str)]
+    if items == b'"':
+        return texts(data, most)
+    if items == b"[":
+        return token_lists(data, most)
+    if ids := token_ids(data):
+        return [ids]
+    raise msgspec.ValidationError("Expected `array` of length >= 1")
+
+
 def has_text(data: _Json) -> bool:
     """Whether a value has a string that is not empty, however deep."""
     return b'"' in (whole := bytes(data)) and _HAS_TEXT.match(whole) is not None

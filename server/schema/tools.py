@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.errors import InvalidRequest, cut
 from srm.server.schema.json_parts import MAX_VALUE_BYTES, fields_of, first_byte, items_of
 from srm.server.schema.structured_outputs import ConstraintSource
-from srm.server.schema.validation import not_json, show
+from srm.server.schema.validation import reading_item, show
 
 MAX_TOOLS = 128
 """Most tools of one chat."""
@@ -23,8 +23,12 @@ MOST_CALLS = 16
 CALL_HEAD = '{{"name":"{}","arguments":'
 """What is before the arguments of a call, as text; behind them is one brace."""
 _OBJECT = Raw(b'"object"')
-_SHOWN_FAULT = 160
-"""Most characters of what is wrong, which may repeat a value."""
+_SHOWN_NAMES = 160
+"""Most characters of the names of tools in an error."""
+_MUST = (
+    'be an object with type "function" and function, an object with name (1 to 64 of A-Z a-z 0-9 _ '
+    "-) and at most description, parameters and strict"
+)
 
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
@@ -119,7 +123,7 @@ def required_calls(
             names = ", ".join(tool.function.name for tool in tools)
             raise InvalidRequest(
                 f"tool_choice.function.name = {show(choice.function.name)} is not in tools: "
-                f"{cut(names, _SHOWN_FAULT)}",
+                f"{cut(names, _SHOWN_NAMES)}",
                 "tool_choice",
             )
     may_be_text = not is_named and choice != "required"
@@ -152,21 +156,12 @@ def tools_of(given: dict[str, Raw]) -> list[Tool]:
 
 
 def _tool(value: Raw, i: int) -> Tool:
-    try:
+    with reading_item("tools", i, value, _MUST):
         tool = msgspec.json.decode(value, type=Tool)
         parameters = tool.function.parameters
         kind = _OBJECT
         if parameters is not UNSET and bytes(parameters) != b"null":
             kind = fields_of(parameters).get("type", _OBJECT)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(
-            f'tools[{i}] must be an object with type "function" and function, an object with name '
-            "(1 to 64 of A-Z a-z 0-9 _ -) and at most description, parameters and strict; got "
-            f"{show(value)} ({cut(in_words(error), _SHOWN_FAULT)})",
-            "tools",
-        ) from None
-    except UNDECODABLE as error:
-        raise not_json(value, error) from None
     if bytes(kind) != bytes(_OBJECT):
         raise InvalidRequest(
             f'tools[{i}].function.parameters.type must be "object", since arguments have names; '

@@ -7,8 +7,10 @@ be, so what is refused is never made.
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -16,7 +18,15 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, Raw, inspect
 
-from srm.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, in_words, not_utf8
+from srm.errors import (
+    UNDECODABLE,
+    InvalidRequest,
+    RequestError,
+    cut,
+    did_you_mean,
+    in_words,
+    not_utf8,
+)
 from srm.server.elsewhere import FIELDS
 from srm.server.schema.json_parts import (
     MAX_FIELDS,
@@ -26,12 +36,15 @@ from srm.server.schema.json_parts import (
     decoded,
     fields_of,
     first_byte,
+    items_of,
     token_ids,
 )
 
 _NULL = b"null"
 _SHOWN = 80
 """Most characters of a value in a message."""
+_SHOWN_FAULT = 160
+"""Most characters of what is wrong with an item, which may repeat a value."""
 _LONGEST_NAME = 64
 """Most characters of an unknown field's name that known ones are compared with."""
 
@@ -165,6 +178,49 @@ def ids_of(given: dict[str, Raw], name: str) -> bytes:
     raise InvalidRequest(
         f"{name} must be a list of token ids, not empty; got {show(given[name])}", name
     )
+
+
+def list_items(value: Raw, name: str, most: int, what: str) -> list[Raw]:
+    """Return the items of a field that is a list, each as its JSON. Raises InvalidRequest, which
+    says that it must be `what`, if there are none or more than `most`."""
+    items = items_of(value, most) if first_byte(value) == b"[" else None
+    if not items:
+        raise InvalidRequest(f"{name} must be {what}; got {show(value)}", name)
+    return items
+
+
+@contextmanager
+def reading_item(name: str, i: int, value: Raw, must: str) -> Iterator[None]:
+    """Have a ValidationError about an item of a list, and what is no JSON, become an InvalidRequest
+    that says which item it is and what it must be."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        fault = cut(in_words(error), _SHOWN_FAULT)
+        raise InvalidRequest(
+            f"{name}[{i}] must {must}; got {show(value)} ({fault})", name
+        ) from None
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+
+
+@contextmanager
+def naming(names: Mapping[str, str], words: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Let errors about these fields name those that a dialect has in their places. In a message the
+    regular expressions of `words` are replaced; by default the names, where they are its first
+    word, have an underscore, or a value behind them."""
+    try:
+        yield
+    except RequestError as error:
+        if words is None:
+            words = {
+                rf"\b{ours}\b" if "_" in ours else rf"^{ours}\b|\b{ours}(?= = )": theirs
+                for ours, theirs in names.items()
+            }
+        for word, theirs in words.items():
+            error.message = re.sub(word, theirs, error.message)
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 def _unknown(name: str, known: list[str], successors: Mapping[str, str]) -> InvalidRequest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from srm.errors import InvalidRequest, RequestError
+from srm.errors import InvalidRequest
 from srm.server.dialects.chat.format import ChatFormat, ChatsFormat
 from srm.server.dialects.chat.reply import (
     ChatChoice,
@@ -37,6 +37,7 @@ from srm.server.schema.conversation import Conversation, ExactPrompt, naming_cha
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.structured_outputs import ConstraintSource
+from srm.server.schema.validation import naming
 from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
@@ -115,12 +116,8 @@ class Chat(Endpoint):
         owner: RequestOwner,
         source: ConstraintSource | None = None,
     ) -> Generation:
-        try:
+        with naming({"prompt": "messages"}, {}):  # the messages made it
             return await self._completions.start(id, completion, owner, source)
-        except RequestError as error:
-            if error.param == "prompt":  # which the messages made
-                error.param = "messages"
-            raise
 
 
 class ManyChats(Chat):

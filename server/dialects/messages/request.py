@@ -5,14 +5,13 @@ A message is the next one of a chat: `parse_message` makes that of turns and too
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from srm.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
+from srm.errors import InvalidRequest
 from srm.server.dialects.chat.request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import (
@@ -33,10 +32,17 @@ from srm.server.schema.sampling_fields import (
     Temperature,
     TopK,
 )
-from srm.server.schema.validation import Fields, checked, given_fields, not_json, require, show
+from srm.server.schema.validation import (
+    Fields,
+    checked,
+    given_fields,
+    list_items,
+    naming,
+    reading_item,
+    require,
+    show,
+)
 
-_SHOWN_FAULT = 160
-"""Most characters of what is wrong, which may repeat a value."""
 _Any = Annotated[Raw, Meta(extra_json_schema={})] | UnsetType
 JsonObject = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
@@ -214,11 +220,10 @@ _OF_CHAT = {
 _SHOWN_OF_CHAT = {
     "continue_final_message = true: ": "",
     "continue_final_message": "a last turn that is the assistant's",
-    "response_format.json_schema": "output_config.format",
-    "response_format": "output_config.format",
+    r"response_format(\.json_schema)?": "output_config.format",
     "max_completion_tokens": "max_tokens",
-    ".function.parameters": ".input_schema",
-    ".function.": ".",
+    r"\.function\.parameters": ".input_schema",
+    r"\.function\.": ".",
 }
 """The same in messages of errors."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -231,6 +236,10 @@ _NEEDED = {
 _MORE = {"tool_result": {"content", "is_error"}}
 """Those that it may have, besides what is passed over."""
 _OWN = {"text", "id", "name", "input", "tool_use_id", "content", "is_error"}
+_MUST = (
+    "have role (user or assistant) and content (text, or blocks of type text, tool_use and "
+    "tool_result)"
+)
 _decode_turn = msgspec.json.Decoder(Turn).decode
 
 
@@ -267,16 +276,8 @@ def _checked(kind: type[_Asked], given: dict[str, Raw]) -> _Asked:
     return request
 
 
-@contextmanager
-def naming_as_here() -> Iterator[None]:
-    """Have an error about the chat's field name the message's."""
-    try:
-        yield
-    except RequestError as error:
-        for name, own in _SHOWN_OF_CHAT.items():
-            error.message = error.message.replace(name, own)
-        error.param = _OF_CHAT.get(error.param or "", error.param)
-        raise
+naming_as_here = partial(naming, _OF_CHAT, _SHOWN_OF_CHAT)
+"""Has an error about the chat's field name the message's."""
 
 
 def _chat(request: CountRequest, fields: dict[str, Raw], converted: dict[str, Any]) -> ChatRequest:
@@ -353,17 +354,12 @@ def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
 
 def _turns_of(given: dict[str, Raw]) -> list[Turn]:
     require(given, "messages", "a list of turns")
-    value = given["messages"]
-    items = items_of(value, MAX_MESSAGES) if first_byte(value) == b"[" else None
-    if not items:
-        raise InvalidRequest(
-            f"messages must be a list of 1 to {MAX_MESSAGES} turns; got {show(value)}", "messages"
-        )
+    what = f"a list of 1 to {MAX_MESSAGES} turns"
     turns: list[Turn] = []
     calls: set[str | None] = set()
     num_parts = num_messages = 0
-    for i, item in enumerate(items):
-        try:
+    for i, item in enumerate(list_items(given["messages"], "messages", MAX_MESSAGES, what)):
+        with reading_item("messages", i, item, _MUST):
             num_parts += _count_parts(item)
             if num_parts > MAX_PARTS:
                 raise InvalidRequest(
@@ -380,15 +376,6 @@ def _turns_of(given: dict[str, Raw]) -> list[Turn]:
                     "messages",
                 )
             turns.append(turn)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(
-                f"messages[{i}] must have role (user or assistant) and content (text, or blocks of "
-                f"type text, tool_use and tool_result); got {show(item)} "
-                f"({cut(in_words(error), _SHOWN_FAULT)})",
-                "messages",
-            ) from None
-        except UNDECODABLE as error:
-            raise not_json(item, error) from None
     return turns
 
 

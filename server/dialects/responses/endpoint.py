@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from srm.errors import RequestError
 from srm.server.dialects.chat.endpoint import Chat
 from srm.server.dialects.responses.format import ResponsesFormat
 from srm.server.dialects.responses.items import INPUT_FORMS, OutputCall, OutputMessage
@@ -10,7 +9,7 @@ from srm.server.dialects.responses.reply import EVENTS, Response
 from srm.server.dialects.responses.request import (
     RESPONSE_NEUTRAL,
     ResponseRequest,
-    name_as_here,
+    naming_as_here,
     parse_response,
 )
 from srm.server.generation.engine_request import RequestOwner
@@ -48,9 +47,6 @@ class Responses(Endpoint):
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ResponsesFormat:
         asked, request = await parsed(parse_response, body)
-        try:
+        with naming_as_here():
             generation = await self._chat.start(id, request, owner)
-        except RequestError as error:
-            name_as_here(error)
-            raise
         return ResponsesFormat(generation, asked, request.calls)

@@ -11,16 +11,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from srm.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.errors import UNDECODABLE, InvalidRequest
 from srm.server.dialects.chat.reply import TokenLogprob
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS, read_arguments
 from srm.server.schema.json_parts import fields_of, first_byte, items_of
-from srm.server.schema.validation import not_json, not_null, show
-
-_SHOWN_FAULT = 160
-"""Most characters of what is wrong, which may repeat a value."""
-
+from srm.server.schema.validation import list_items, not_json, not_null, reading_item, show
 
 _Any = Annotated[Raw, Meta(extra_json_schema={})] | UnsetType
 
@@ -92,6 +88,10 @@ _NEEDED = {
 """Fields that an item of each type has, besides those that are passed over."""
 _PASSED_OVER = {"message": {"phase"}, "reasoning": {"summary", "encrypted_content"}}
 """Fields that are, besides `type`, `id` and `status`."""
+_MUST = (
+    "be a message (role, and content of text), a function_call (call_id, name, arguments), a "
+    "function_call_output (call_id, and output of text) or reasoning"
+)
 _decode_item = msgspec.json.Decoder(InputItem).decode
 INPUT_FORMS = (
     Annotated[str, Meta(description=f"a string, or a list of 1 to {MAX_MESSAGES} items")],
@@ -138,36 +138,22 @@ OutputItem = OutputMessage | OutputCall
 
 def items_of_input(value: Raw) -> str | list[InputItem]:
     """Return the text or the items of a body. Raises InvalidRequest naming the item at fault."""
-    first = first_byte(value)
+    what = f"a string, or a list of 1 to {MAX_MESSAGES} items"
     try:
-        if first == b'"':
+        if first_byte(value) == b'"':
             return msgspec.json.decode(value, type=str)
-        items = items_of(value, MAX_MESSAGES) if first == b"[" else None
+        items = list_items(value, "input", MAX_MESSAGES, what)
     except UNDECODABLE as error:
         raise not_json(value, error) from None
-    if not items:
-        raise InvalidRequest(
-            f"input must be a string, or a list of 1 to {MAX_MESSAGES} items; got {show(value)}",
-            "input",
-        )
     results, num_parts = [], 0
     for i, item in enumerate(items):
-        try:
+        with reading_item("input", i, item, _MUST):
             num_parts += _count_parts(item)
             if num_parts > MAX_PARTS:
                 raise InvalidRequest(
                     f"input[{i}]: items must have at most {MAX_PARTS} parts together", "input"
                 )
             results.append(_item(item))
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(
-                f"input[{i}] must be a message (role, and content of text), a function_call "
-                "(call_id, name, arguments), a function_call_output (call_id, and output of text) "
-                f"or reasoning; got {show(item)} ({cut(in_words(error), _SHOWN_FAULT)})",
-                "input",
-            ) from None
-        except UNDECODABLE as error:
-            raise not_json(item, error) from None
     return results
 
 

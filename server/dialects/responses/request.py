@@ -7,12 +7,13 @@ Nothing is kept between requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.errors import InvalidRequest, RequestError
+from srm.errors import InvalidRequest
 from srm.server.dialects.chat.request import ChatRequest, chat_of
 from srm.server.dialects.responses.items import InputItem, InputText, Refusal, items_of_input
 from srm.server.schema.completion_response import NULL
@@ -35,6 +36,7 @@ from srm.server.schema.validation import (
     checked,
     given_fields,
     hints_of,
+    naming,
     refused,
     require,
     show,
@@ -228,16 +230,13 @@ _OF_CHAT = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "response_format": "text",
-    "tools": "tools",
-    "tool_choice": "tool_choice",
 }
 """Fields of a response by the fields of the chat that they become."""
 _SHOWN_OF_CHAT = {
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
+    r"response_format(\.json_schema)?": "text.format",
     "max_completion_tokens": "max_output_tokens",
     '"function": {"name": …}': '"name": …',
-    ".function.": ".",
+    r"\.function\.": ".",
 }
 """The same in messages of errors."""
 
@@ -258,21 +257,17 @@ def parse_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
         if instead := _INSTEAD.get(name, "POST /v1/chat/completions has it" * is_of_chats):
             raise InvalidRequest(f"{error.message}; {instead}", error.param) from None
         raise
-    try:
-        return request, _chat(request, given)
-    except InvalidRequest as error:
-        if error.message.startswith("response_format must be "):
-            raise refused(ResponseRequest, "text", given["text"]) from None
-        name_as_here(error)
-        raise
+    with naming_as_here():
+        try:
+            return request, _chat(request, given)
+        except InvalidRequest as error:
+            if error.message.startswith("response_format must be "):
+                raise refused(ResponseRequest, "text", given["text"]) from None
+            raise
 
 
-def name_as_here(error: RequestError) -> None:
-    """Have an error about the chat's field name the response's."""
-    if own := _OF_CHAT.get(error.param or ""):
-        for name, shown in _SHOWN_OF_CHAT.items():
-            error.message = error.message.replace(name, shown)
-        error.param = own
+naming_as_here = partial(naming, _OF_CHAT, _SHOWN_OF_CHAT)
+"""Has an error about the chat's field name the response's."""
 
 
 def _chat(request: ResponseRequest, given: dict[str, Raw]) -> ChatRequest:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.messages import NAMED
-from srm.errors import UNDECODABLE, InvalidRequest, RequestError
+from srm.errors import UNDECODABLE, InvalidRequest
 from srm.server.elsewhere import FIELDS
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import (
@@ -20,9 +18,7 @@ from srm.server.schema.json_parts import (
     fields_of,
     first_byte,
     first_item_byte,
-    texts,
-    token_ids,
-    token_lists,
+    prompts_of,
 )
 from srm.server.schema.sampling_fields import (
     NEUTRAL,
@@ -39,6 +35,7 @@ from srm.server.schema.validation import (
     checked,
     given_fields,
     ids_of,
+    naming,
     not_json,
     not_null,
     refused,
@@ -214,7 +211,7 @@ def parse_generate(body: bytes) -> AskedToGenerate:
     names |= {"prompt": name, "logprobs": "top_logprobs_num", "request_id": "rid", **params.names}
     names |= {"prompt_logprobs": "top_logprobs_num", "prompt_logprobs_start": "logprob_start_len"}
     names |= dict.fromkeys(NAMED.values(), "token_ids_logprob")
-    with naming(**names):
+    with naming(names):
         request = checked(CompletionRequest, params.given, converted, GENERATE_NEUTRAL)
         changed = msgspec.structs.replace(
             request,
@@ -231,37 +228,17 @@ def parse_generate(body: bytes) -> AskedToGenerate:
 
 
 def _prompts(name: str, value: Raw) -> tuple[list[str] | list[bytes], bool]:
-    is_list = first_byte(value) == b"["
     try:
-        if name == "text" and not is_list:
-            return [msgspec.json.decode(value, type=str)], False
-        if name == "text":
-            if several := texts(value, MAX_CHOICES):
-                return several, True
-        elif is_list and first_item_byte(value) == b"[":
-            return token_lists(value, MAX_CHOICES), True
-        elif ids := token_ids(value):
-            return [ids], False
+        prompts = prompts_of(value, MAX_CHOICES)
+        if isinstance(prompts[0], str) == (name == "text"):
+            of_lists = b'"' if name == "text" else b"["
+            return prompts, first_byte(value) == b"[" and first_item_byte(value) == of_lists
     except msgspec.ValidationError:
         pass
     except UNDECODABLE as error:
         raise not_json(value, error) from None
     what = "a string or a list of strings" if name == "text" else "token ids or lists of them"
     raise InvalidRequest(f"{name} must be {what}, none empty; got {show(value)}", name)
-
-
-@contextmanager
-def naming(**names: str) -> Iterator[None]:
-    """Let errors about these fields name those that the dialect has in their places. In a message,
-    fields are its first word, and what has an underscore or a value."""
-    try:
-        yield
-    except RequestError as error:
-        for ours, theirs in names.items():
-            place = rf"\b{ours}\b" if "_" in ours else rf"^{ours}\b|\b{ours}(?= = )"
-            error.message = re.sub(place, theirs, error.message)
-        error.param = names.get(error.param or "", error.param)
-        raise
 
 
 class _Params(msgspec.Struct):

@@ -19,7 +19,6 @@ from srm.server.dialects.rollouts.requests import (
     TEXT_FORMS,
     AskedToGenerate,
     GenerateRequest,
-    naming,
     parse_generate,
 )
 from srm.server.dialects.rollouts.vllm import StartGeneration
@@ -31,7 +30,7 @@ from srm.server.reply.format import Format
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.scores import Columns, ScoreWriter, encode_numbers
 from srm.server.schema.openapi import BodySchema, Operation, Router
-from srm.server.schema.validation import Fields
+from srm.server.schema.validation import Fields, naming
 
 _SCORE = {"type": "array", "items": {"type": ["number", "null"]}}
 ScoresJson = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": _SCORE})]
@@ -272,7 +271,7 @@ class GenerateEndpoint(Endpoint):
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> GeneratedFormat:
         asked = await parsed(parse_generate, body)
-        with naming(**asked.names):
+        with naming(asked.names):
             generation = await self._start(id, asked.request, owner)
         return GeneratedFormat(generation, self._client, asked)
 
@@ -502,7 +501,7 @@ class SglangRoutes:
         control, before = self._control, await self._control.status()
         paused = before.running if before.paused else 0
         running: Running = "abort" if asked.abort_all_requests else "continue"
-        with naming(path="model_path"):
+        with naming({"path": "model_path"}):
             version = await control.change(asked.model_path, running, asked.weight_version or "")
         message = f"weights version {version} is in use"
         try:

@@ -13,7 +13,6 @@ from srm.server.dialects.rollouts.control import Nothing, TrainerControl, add_ac
 from srm.server.dialects.rollouts.requests import (
     TOKENS_NEUTRAL,
     TokensRequest,
-    naming,
     parse_tokens,
 )
 from srm.server.generation.detokenize import ChoicePart
@@ -32,7 +31,7 @@ from srm.server.schema.completion_response import (
 )
 from srm.server.schema.json_parts import ID_FORMS
 from srm.server.schema.openapi import BodySchema, Operation, Router, reference
-from srm.server.schema.validation import Fields
+from srm.server.schema.validation import Fields, naming
 
 StartGeneration = Callable[[str, CompletionRequest, RequestOwner], Awaitable[Generation]]
 """Makes a checked request ready to run."""
@@ -241,7 +240,7 @@ class TokensEndpoint(Endpoint):
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> TokensFormat:
         request = await parsed(parse_tokens, body)
-        with naming(prompt="token_ids"):
+        with naming({"prompt": "token_ids"}):
             generation = await self._start(id, request, owner)
         return TokensFormat(generation)
 
@@ -274,7 +273,7 @@ def add_routes(router: Router, control: TrainerControl) -> None:
         return IsPaused((await control.status()).paused)
 
     async def update_weights(asked: FolderRequest) -> FolderInUse:
-        with naming(path="weight_dir"):
+        with naming({"path": "weight_dir"}):
             version = await control.change(folder_of(asked), "continue", "")
         return FolderInUse("weights updated", version)
 
