@@ -10,16 +10,18 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from srm.errors import SRMError
 from srm.server import errors
 from srm.server.http import request_log
-from srm.server.http.bodies import json_reply
+from srm.server.http.bodies import json_reply, read_body
+from srm.server.schema.openapi import Router
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,20 @@ class WhileConnected(Response):
         if has_left:  # what was being awaited may have held the cancellation back
             gone.result()  # raises what is wrong with a body that nobody had read
             raise ClientDisconnect
+
+
+def add_body_route(
+    router: Router,
+    path: str,
+    action: Callable[[bytes], Awaitable[Response | msgspec.Struct]],
+    max_body_bytes: int,
+) -> None:
+    """Add a POST that has an action answer its body, while the client waits."""
+
+    async def answer(request: Request) -> Response:
+        return WhileConnected(partial(action, await read_body(request, max_body_bytes)))
+
+    router.add_api_route(path, answer, methods=["POST"])
 
 
 async def until_gone(receive: Receive) -> None:

@@ -58,6 +58,7 @@ class Renderer:
         self._client = client
         self._pieces = pieces
         self._usage: UsageField = None if options and options.include_usage else UNSET
+        self._is_first = True  # no event was made
         self._num_shown = 0  # tokens, where usage says them
         self._frames: dict[UsageField, Template | None] = {}
         self._version: int | None = None  # of the weights in the frames
@@ -224,7 +225,7 @@ class Renderer:
             usage = self.generation.usage_of(self._num_shown) if self.is_continuous else self._usage
         events = []
         for own in zip(choices) if self._is_few and choices else (choices,):
-            first = self.form.first_fields()
+            first, self._is_first = self.form.first_fields() if self._is_first else {}, False
             is_alike = not (first or isinstance(usage, Usage)) and samples is UNSET
             if not is_alike or (around := self._frame(usage)) is None:
                 fields = self._fields([*map(Raw, own)], usage, samples)

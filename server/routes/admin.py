@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar, get_args
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
@@ -21,8 +21,8 @@ from srm.engine.client.client import EngineClient
 from srm.engine.messages import Done, Running
 from srm.errors import CheckpointError, InvalidRequest, SwapInProgress
 from srm.server.config import ServerConfig
-from srm.server.http.bodies import json_reply, read_body
-from srm.server.http.responses import WhileConnected
+from srm.server.http.bodies import json_reply
+from srm.server.http.responses import add_body_route
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.validation import Fields, checked, given_fields, require, show
 from srm.server.text.tokenizer_files import chat_template, special_tokens
@@ -222,10 +222,7 @@ def _reply(kind: type[_Reply], done: Done, **more: str) -> _Reply:
 def add_routes(router: APIRouter, admin: Admin) -> None:
     """Add the routes of this module."""
 
-    @router.post("/v1/admin/weights")
-    async def load_weights(request: Request) -> Response:
-        body = await read_body(request, MAX_BODY_BYTES)
-        return WhileConnected(lambda: admin.load_weights(body))
+    add_body_route(router, "/v1/admin/weights", admin.load_weights, MAX_BODY_BYTES)
 
     @router.post("/v1/admin/snapshot")
     async def snapshot() -> Response:

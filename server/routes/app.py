@@ -38,6 +38,7 @@ from srm.server.http.draining import Draining
 from srm.server.http.keys import Keys, load_keys
 from srm.server.http.limits import check_limits
 from srm.server.http.request_middleware import RequestMiddleware
+from srm.server.http.responses import add_body_route
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
@@ -138,7 +139,7 @@ def create_app(
     tokenizing = tokenize.Tokenizing(text, served, template)
     tokenize.add_routes(router, tokenizing, config.max_body_bytes)
     render.add_routes(router, chatting.start, completing.start, config.max_body_bytes)
-    messages.add_routes(router, made.messages, config.max_body_bytes)
+    add_body_route(router, messages.COUNT_PATH, made.messages.count, config.max_body_bytes)
     Files = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     files.add_routes(router, Files)

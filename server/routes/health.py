@@ -133,25 +133,19 @@ def _why_not(engine: EngineConnection, stall_s: float) -> str:
 def add_routes(router: APIRouter, client: EngineClient, stall_s: float, draining: Draining) -> None:
     """Add the routes of this module."""
 
-    @router.get("/health")
-    async def health() -> Response:
-        return json_reply(Health("ok"))
+    def add_fixed(path: str, reply: msgspec.Struct, *methods: str) -> None:
+        async def answer() -> Response:
+            return json_reply(reply)
+
+        router.add_api_route(path, answer, methods=[*methods])
+
+    add_fixed("/health", Health("ok"), "GET")
+    add_fixed("/version", Version(VERSION), "GET")
+    add_fixed("/ping", Pong(), "GET", "POST")
+    add_fixed("/get_world_size", WorldSize(1), "GET")
 
     @router.get("/ready")
     async def ready() -> Response:
         if draining.is_on:
             raise stopping()
         return json_reply(check_ready(client, stall_s))
-
-    @router.get("/version")
-    async def version() -> Response:
-        return json_reply(Version(VERSION))
-
-    @router.get("/ping")
-    @router.post("/ping")
-    async def ping() -> Response:
-        return json_reply(Pong())
-
-    @router.get("/get_world_size")
-    async def get_world_size() -> Response:
-        return json_reply(WorldSize(1))

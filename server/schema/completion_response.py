@@ -116,6 +116,12 @@ class Usage(msgspec.Struct):
     """Number of tokens made for samples that are not in the reply, which depends on timing; only
     with `until.count`."""
 
+    @property
+    def cached_tokens(self) -> int:
+        """How many are said to be cached."""
+        details = self.prompt_tokens_details
+        return 0 if details is UNSET else details.cached_tokens
+
 
 class Counted(msgspec.Struct, kw_only=True):
     """Samples of one prompt that read the same."""

@@ -31,7 +31,6 @@ class ChatFormat(Format):
     }
     echoed = ""
     """What each answer begins with."""
-    _is_prompt_shown = False
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:
         fields: dict[str, Any] = {
@@ -91,10 +90,7 @@ class ChatFormat(Format):
         return ChatChunk(**fields) if is_event else ChatCompletion(**fields)
 
     def first_fields(self) -> dict[str, Any]:
-        """Return the prompt's token ids and scores, if asked for and not sent before."""
-        if self._is_prompt_shown:
-            return {}
-        self._is_prompt_shown = True
+        """Return the prompt's token ids and scores, if they are asked for."""
         fields, prompt = {}, self.prompts[0]
         if self.request.return_token_ids:
             fields["prompt_token_ids"] = prompt.token_ids

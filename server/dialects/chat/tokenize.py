@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Raw, UnsetType
-from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.errors import UNDECODABLE, InvalidRequest, NotFound
@@ -27,8 +26,8 @@ from srm.server.dialects.chat.request import (
 )
 from srm.server.dialects.completions.models import Models
 from srm.server.generation.prompts import join_ids, rest_of
-from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.http.responses import WhileConnected
+from srm.server.http.bodies import json_reply, parsed
+from srm.server.http.responses import add_body_route
 from srm.server.schema.conversation import (
     Conversation,
     ExactPrompt,
@@ -300,17 +299,9 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 def add_routes(router: Router, tokenizing: Tokenizing, max_body_bytes: int) -> None:
     """Add the routes of this module, at the root and under /v1: clients differ."""
 
-    @router.post("/tokenize")
-    @router.post("/v1/tokenize")
-    async def tokenize(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-        return WhileConnected(lambda: tokenizing.tokenize(body))
-
-    @router.post("/detokenize")
-    @router.post("/v1/detokenize")
-    async def detokenize(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-        return WhileConnected(lambda: tokenizing.detokenize(body))
+    for root in ("", "/v1"):
+        add_body_route(router, f"{root}/tokenize", tokenizing.tokenize, max_body_bytes)
+        add_body_route(router, f"{root}/detokenize", tokenizing.detokenize, max_body_bytes)
 
     @router.get("/tokenizer_info")
     @router.get("/v1/tokenizer_info")

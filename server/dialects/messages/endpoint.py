@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from srm.errors import InvalidRequest
 from srm.server.dialects.chat.endpoint import Chat, render
 from srm.server.dialects.chat.tokenize import MAX_CHARACTERS
@@ -30,10 +27,9 @@ from srm.server.dialects.messages.request import (
     parse_message,
 )
 from srm.server.generation.engine_request import RequestOwner
-from srm.server.http.bodies import parsed, read_body
-from srm.server.http.responses import WhileConnected
+from srm.server.http.bodies import parsed
 from srm.server.reply.responder import Endpoint, Responder
-from srm.server.schema.openapi import BodySchema, Operation, Router
+from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 
@@ -42,14 +38,14 @@ _EXAMPLES = {
     "One answer": {"messages": _TURNS, "max_tokens": 64, "temperature": 0},
     "A stream": {"system": "Count.", "messages": _TURNS, "max_tokens": 64, "stream": True},
 }
-_COUNT = "/v1/messages/count_tokens"
+COUNT_PATH = "/v1/messages/count_tokens"
 OPERATIONS = (
     Operation("POST", "/v1/messages", "An answer in Anthropic's form, whole or as a stream.",
               MessageReply, events=EVENTS,
               body=BodySchema(MessageRequest, {"messages": TURNS_FORMS}, MESSAGE_NEUTRAL,
                               _EXAMPLES),
               parts=(TextBlock, ToolUseBlock), errors=(404, 504)),
-    Operation("POST", _COUNT, "How many tokens the same request would begin with.", TokenCount,
+    Operation("POST", COUNT_PATH, "How many tokens the same request would begin with.", TokenCount,
               body=BodySchema(CountRequest, {"messages": TURNS_FORMS}, MESSAGE_NEUTRAL,
                               {"One question": {"messages": _TURNS}}),
               errors=(404, 504)),
@@ -101,12 +97,3 @@ class Messages(Endpoint):
         loop = asyncio.get_running_loop()
         (ids,) = await loop.run_in_executor(self._counting, self._text.encode, [prompt], False)
         return TokenCount(len(ids) // 4)
-
-
-def add_routes(router: Router, messages: Messages, max_body_bytes: int) -> None:
-    """Add the routes of this module that do not generate."""
-
-    @router.post(_COUNT)
-    async def count_tokens(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-        return WhileConnected(lambda: messages.count(body))

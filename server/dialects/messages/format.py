@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from srm.server.dialects.messages.reply import (
     Block,
@@ -101,10 +101,8 @@ class MessageFormat(ItemFormat):
 
 
 def _usage(usage: Usage) -> MessageUsage:
-    details = usage.prompt_tokens_details
-    cached = 0 if details is UNSET else details.cached_tokens
     return MessageUsage(
-        input_tokens=usage.prompt_tokens - cached,
-        cache_read_input_tokens=cached,
+        input_tokens=usage.prompt_tokens - usage.cached_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,
     )

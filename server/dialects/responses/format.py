@@ -14,6 +14,8 @@ from srm.server.dialects.responses.items import (
     Status,
 )
 from srm.server.dialects.responses.reply import (
+    CALL_DELTA,
+    TEXT_DELTA,
     ArgumentsDelta,
     ArgumentsDone,
     EventType,
@@ -49,8 +51,7 @@ class ResponsesFormat(ItemFormat):
     """A Response, or its events."""
 
     scores_kind = ResponseScores
-    text_delta = "response.output_text.delta"
-    call_delta = "response.function_call_arguments.delta"
+    text_delta, call_delta = TEXT_DELTA, CALL_DELTA
     has_numbers = True
     engine_fields: ClassVar[dict[str, str]] = {
         "prompt_token_ids": "input",
@@ -93,17 +94,16 @@ class ResponsesFormat(ItemFormat):
     def delta(self, item: Item, text: str, scores: Any, place: int) -> Any:
         id = self._id_of(item)
         if item.name is None:
-            return TextDelta("response.output_text.delta", id, place, 0, text, scores)
-        return ArgumentsDelta("response.function_call_arguments.delta", id, place, text)
+            return TextDelta(id, place, 0, text, scores)
+        return ArgumentsDelta(id, place, text)
 
     def last_events(self, item: Item) -> list[Any]:
         at, name = (self._id_of(item), item.place), item.name
         done = ItemEvent("response.output_item.done", item.place, self.shown(item))
         if name is not None:
-            last = ArgumentsDone("response.function_call_arguments.done", *at, name, item.text)
-            return [last, done]
+            return [ArgumentsDone(*at, name, item.text), done]
         return [
-            TextDone("response.output_text.done", *at, 0, item.text, item.scores),
+            TextDone(*at, 0, item.text, item.scores),
             PartEvent("response.content_part.done", *at, 0, _part(item)),
             done,
         ]
@@ -170,10 +170,9 @@ def _part(item: Item) -> OutputText:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
-    details = usage.prompt_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputDetails(0 if details is UNSET else details.cached_tokens),
+        input_tokens_details=InputDetails(usage.cached_tokens),
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
     )

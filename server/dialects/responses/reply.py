@@ -112,26 +112,28 @@ EventType = Literal[
 ]
 
 
-class ResponseEvent(msgspec.Struct):
-    """The response as a whole: as it begins, and as it has ended."""
-
-    type: EventType
-    response: Response
+class _Event(msgspec.Struct, kw_only=True):
     sequence_number: int = 0
     """Counts the events of a stream, from 0."""
 
 
-class ItemEvent(msgspec.Struct):
+class ResponseEvent(_Event):
+    """The response as a whole: as it begins, and as it has ended."""
+
+    type: EventType
+    response: Response
+
+
+class ItemEvent(_Event):
     """An item begins, or is whole."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
     """Index of the item in `output`."""
     item: OutputItem
-    sequence_number: int = 0
 
 
-class PartEvent(msgspec.Struct):
+class PartEvent(_Event):
     """The text of a message begins, or is whole."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
@@ -139,52 +141,47 @@ class PartEvent(msgspec.Struct):
     output_index: int
     content_index: int
     part: OutputText
-    sequence_number: int = 0
 
 
-class TextDelta(msgspec.Struct):
+TEXT_DELTA = "response.output_text.delta"
+CALL_DELTA = "response.function_call_arguments.delta"
+
+
+class TextDelta(_Event, tag_field="type", tag=TEXT_DELTA):
     """More of a text."""
 
-    type: Literal["response.output_text.delta"]
     item_id: str
     output_index: int
     content_index: int
     delta: str
     logprobs: list[TokenLogprob]
-    sequence_number: int = 0
 
 
-class TextDone(msgspec.Struct):
+class TextDone(_Event, tag_field="type", tag="response.output_text.done"):
     """The whole text."""
 
-    type: Literal["response.output_text.done"]
     item_id: str
     output_index: int
     content_index: int
     text: str
     logprobs: list[TokenLogprob]
-    sequence_number: int = 0
 
 
-class ArgumentsDelta(msgspec.Struct):
+class ArgumentsDelta(_Event, tag_field="type", tag=CALL_DELTA):
     """More of a call's arguments."""
 
-    type: Literal["response.function_call_arguments.delta"]
     item_id: str
     output_index: int
     delta: str
-    sequence_number: int = 0
 
 
-class ArgumentsDone(msgspec.Struct):
+class ArgumentsDone(_Event, tag_field="type", tag="response.function_call_arguments.done"):
     """The whole arguments."""
 
-    type: Literal["response.function_call_arguments.done"]
     item_id: str
     output_index: int
     name: str
     arguments: str
-    sequence_number: int = 0
 
 
 EVENTS = (ResponseEvent, ItemEvent, PartEvent, TextDelta, TextDone, ArgumentsDelta, ArgumentsDone)

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw
-from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest
@@ -19,8 +18,8 @@ from srm.server.dialects.rollouts.requests import VLLM_PARAMS
 from srm.server.dialects.rollouts.vllm import StartGeneration
 from srm.server.generation.engine_request import RequestOwner, of_current_request
 from srm.server.generation.generation import Generation
-from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.http.responses import WhileConnected
+from srm.server.http.bodies import json_reply, parsed
+from srm.server.http.responses import add_body_route
 from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
 from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.sampling_fields import NEUTRAL
@@ -143,31 +142,22 @@ def add_routes(
 ) -> None:
     """Add the routes of this module."""
 
-    @router.post("/v1/chat/completions/render")
-    async def render_chat(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
+    async def render_chat(body: bytes) -> RenderedRequest:
+        asked = await parsed(parse_chat, body)
+        if asked.calls is not None and not asked.calls.may_be_text:
+            raise InvalidRequest(
+                "tool_choice makes calls of what is sampled, which POST /inference/v1/generate "
+                'does not: send "auto", and structured_outputs with what is rendered',
+                "tool_choice",
+            )
+        if asked.echoed:
+            raise InvalidRequest("echo begins an answer, and here is none", "echo")
+        return render_requests(await chat(_new_id("chatcmpl-"), asked, of_current_request()))[0]
 
-        async def make() -> RenderedRequest:
-            asked = await parsed(parse_chat, body)
-            if asked.calls is not None and not asked.calls.may_be_text:
-                raise InvalidRequest(
-                    "tool_choice makes calls of what is sampled, which POST /inference/v1/generate "
-                    'does not: send "auto", and structured_outputs with what is rendered',
-                    "tool_choice",
-                )
-            if asked.echoed:
-                raise InvalidRequest("echo begins an answer, and here is none", "echo")
-            return render_requests(await chat(_new_id("chatcmpl-"), asked, of_current_request()))[0]
+    async def render_completion(body: bytes) -> Response:
+        asked = await parsed(parse_completion, body)
+        made = render_requests(await start(_new_id("cmpl-"), asked, of_current_request()))
+        return json_reply(msgspec.json.encode(made))
 
-        return WhileConnected(make)
-
-    @router.post("/v1/completions/render")
-    async def render_completion(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-
-        async def make() -> Response:
-            asked = await parsed(parse_completion, body)
-            made = render_requests(await start(_new_id("cmpl-"), asked, of_current_request()))
-            return json_reply(msgspec.json.encode(made))
-
-        return WhileConnected(make)
+    add_body_route(router, "/v1/chat/completions/render", render_chat, max_body_bytes)
+    add_body_route(router, "/v1/completions/render", render_completion, max_body_bytes)

@@ -193,7 +193,6 @@ class TokensFormat(Format):
     scores_kind = TokenIdScores
     may_share_events = True
     engine_fields: ClassVar[dict[str, str]] = {"prompt_token_ids": "token_ids"}
-    _is_prompt_shown = False
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> TokensChoice:  # noqa: ARG002
         num_top = self.request.logprobs
@@ -222,10 +221,8 @@ class TokensFormat(Format):
         )
 
     def first_fields(self) -> dict[str, Any]:
-        if self._is_prompt_shown or self.request.prompt_logprobs is None:
-            return {}
-        self._is_prompt_shown = True
-        return {"prompt_logprobs": self.prompts[0].logprobs}
+        is_asked = self.request.prompt_logprobs is not None
+        return {"prompt_logprobs": self.prompts[0].logprobs} if is_asked else {}
 
 
 class TokensEndpoint(Endpoint):
