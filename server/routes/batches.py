@@ -5,12 +5,10 @@ Jobs are recorded here and run elsewhere. A key sees its own batches alone.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, get_args
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -23,11 +21,9 @@ from srm.memory import read_text
 from srm.server.errors import BatchesUnavailable, Conflict
 from srm.server.generation.engine_request import of_current_request
 from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.routes.files import Anchor, Seconds
+from srm.server.routes.files import Anchor, OfStore, Seconds
 from srm.server.schema.openapi import BodySchema, Operation
-from srm.server.schema.sampling_fields import (
-    Metadata,
-)
+from srm.server.schema.sampling_fields import Metadata
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, refused, require
 from srm.server.storage import batch_replies as replies
 from srm.server.storage.records import WINDOW, BatchRecord, LineError, Url, new_batch_id
@@ -36,8 +32,6 @@ from srm.server.wiring import ServerWiring
 
 MAX_LISTED = 100
 MAX_WINDOW_DAYS = 30
-
-T = TypeVar("T")
 
 
 class OutputExpiresAfter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,7 +109,7 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-class Batches:
+class Batches(OfStore):
     """The batches of the keys of this server."""
 
     def __init__(
@@ -126,8 +120,7 @@ class Batches:
         has_chats: bool,
     ) -> None:
         """`has_chats`: whether the model has a chat template."""
-        self._store = store
-        self._threads = threads
+        super().__init__(store, threads)
         self._config = config
         self._has_chats = has_chats
 
@@ -157,22 +150,20 @@ class Batches:
             priority=asked.priority,
             output_expires_after=expiry.seconds if expiry else None,
         )
-        await self._run(partial(self._store.add_batch, record, self._config.max_batches))
+        await self._run(self._store.add_batch, record, self._config.max_batches)
         return replies.batch(record)
 
     async def list(self, query: BatchQuery) -> replies.BatchList:
         """Raises InvalidRequest and StoreError."""
-        owner = of_current_request().share
-        listing = partial(self._store.list_batches, owner, query.limit + 1, query.after)
-        records = await self._run(listing)
+        asked = of_current_request().share, query.limit + 1, query.after
+        records = await self._run(self._store.list_batches, *asked)
         if records is None:
             raise InvalidRequest(f"after = {query.after!r:.80} is none of your batches", "after")
         return replies.batch_list([self._explain(record) for record in records], query.limit)
 
     async def get(self, id: str) -> replies.Batch:
         """Raises NotFound and StoreError."""
-        owner = of_current_request().share
-        record = await self._run(partial(self._store.get_batch, id, owner))
+        record = await self._run(self._store.get_batch, id, of_current_request().share)
         if record is None:
             raise NotFound(f"there is no batch {id[:80]!r}", "batch_id")
         return replies.batch(self._explain(record))
@@ -203,9 +194,6 @@ class Batches:
         )
         error = LineError(code="other_model", message=message)
         return msgspec.structs.replace(record, errors=[*(record.errors or []), error])
-
-    async def _run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
 def parse_batch(body: bytes) -> BatchRequest:

@@ -93,14 +93,27 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-class Files:
+class OfStore:
+    """What reads and changes the store, in threads."""
+
+    def __init__(self, store: Store, threads: ThreadPoolExecutor) -> None:
+        self._store = store
+        self._threads = threads
+
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
+        """Return what a function of the store returns. Raises what it raises."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(function, *args)
+        )
+
+
+class Files(OfStore):
     """The files of the keys of this server."""
 
     def __init__(
         self, store: Store, threads: ThreadPoolExecutor, max_file_bytes: int, max_store_bytes: int
     ) -> None:
-        self._store = store
-        self._threads = threads
+        super().__init__(store, threads)
         self._uploads = Uploads(store, threads, max_file_bytes, max_store_bytes)
 
     async def upload(self, request: Request) -> replies.FileObject:
@@ -135,38 +148,30 @@ class Files:
 
     async def list(self, query: FileQuery) -> replies.FileList:
         """Raises InvalidRequest and StoreError."""
-        list_files = partial(
-            self._store.list_files,
-            of_current_request().share,
-            query.limit + 1,
-            query.after,
-            query.order == "asc",
-            query.purpose,
-        )
-        records = await self._run(list_files)
+        asked = of_current_request().share, query.limit + 1, query.after
+        is_oldest_first = query.order == "asc"
+        records = await self._run(self._store.list_files, *asked, is_oldest_first, query.purpose)
         if records is None:
             raise InvalidRequest(f"after = {query.after!r:.80} is none of your files", "after")
         return replies.file_list(records, query.limit)
 
     async def get(self, id: str) -> FileRecord:
         """Raises NotFound and StoreError."""
-        owner = of_current_request().share
-        record = await self._run(partial(self._store.get_file, id, owner))
+        record = await self._run(self._store.get_file, id, of_current_request().share)
         if record is None:
             raise _not_found(id)
         return record
 
     async def delete(self, id: str) -> replies.FileDeleted:
         """Raises NotFound, Conflict and StoreError."""
-        owner = of_current_request().share
-        if not await self._run(partial(self._store.delete_file, id, owner)):
+        if not await self._run(self._store.delete_file, id, of_current_request().share):
             raise _not_found(id)
         return replies.FileDeleted(id=id)
 
     async def content(self, id: str) -> Download:
         """Raises NotFound and StoreError."""
         record = await self.get(id)
-        file = await self._run(partial(self._open, id))
+        file = await self._run(self._open, id)
         return Download(file, record.num_bytes, id, record.filename, self._threads)
 
     def _open(self, id: str) -> BinaryIO:
@@ -176,9 +181,6 @@ class Files:
                 return path.open("rb", buffering=0)
             except FileNotFoundError:  # deleted since
                 raise _not_found(id) from None
-
-    async def _run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
 def _not_found(id: str) -> NotFound:

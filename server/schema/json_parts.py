@@ -31,6 +31,8 @@ ID_FORMS = (
     Annotated[list[TokenId], Meta(min_length=1, description="a list of token ids, not empty")],
 )
 """Types on the wire of a field that is token ids."""
+AnyJson = Annotated[Raw, Meta(extra_json_schema={})] | UnsetType
+"""A field that is passed over, whatever it is."""
 _Json = bytes | Raw
 _PIECE = 256 * 1024
 _INDENT = 1024
@@ -42,6 +44,11 @@ _HAS_TEXT = re.compile(rb'(?:[^"]++|""|"(?:[^"\\]++|\\.)*+"\s*+:)*+"', re.DOTALL
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _decode_texts = msgspec.json.Decoder(list[str]).decode
+
+
+def to_json(value: Any) -> Raw:
+    """Return the JSON of a value, which stands for it until it is decoded."""
+    return Raw(msgspec.json.encode(value))
 
 
 def first_byte(data: _Json) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.errors import InvalidRequest
+from srm.server.schema.json_parts import to_json
 from srm.server.schema.until import WantedSamples
 
 Kind = Literal["json", "regex", "choice", "grammar", "calls"]
@@ -26,7 +27,7 @@ _KINDS: dict[str, Kind] = {
 }
 _SGLANG_KINDS: dict[str, Kind] = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 _NULL = Raw(b"null")
-_OBJECT = Raw(msgspec.json.encode({"type": "object"}))
+_OBJECT = to_json({"type": "object"})
 
 
 def _copy_raw(struct: msgspec.Struct, name: str) -> None:
@@ -156,7 +157,7 @@ class ConstrainedRequest(WantedSamples, frozen=True, kw_only=True):
         sources = [] if outputs is None else [_of_outputs(outputs)]
         for name, kind in _SGLANG_KINDS.items():
             if (value := getattr(self, name)) is not None:
-                sources.append(ConstraintSource(name, kind, Raw(msgspec.json.encode(value))))
+                sources.append(ConstraintSource(name, kind, to_json(value)))
         if form is not None and (asked := _of_format(form)) is not None:
             sources.append(asked)
         if len(sources) > 1:
@@ -213,7 +214,7 @@ def _of_outputs(outputs: StructuredOutputs) -> ConstraintSource:
     return ConstraintSource(
         f"{field}.{name}",
         _KINDS[name],
-        value if isinstance(value, Raw) else Raw(msgspec.json.encode(value)),
+        value if isinstance(value, Raw) else to_json(value),
         strict=bool(outputs.disable_additional_properties),
         space=outputs.whitespace_pattern or "",
     )

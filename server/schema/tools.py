@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from srm.errors import InvalidRequest, cut
-from srm.server.schema.json_parts import MAX_VALUE_BYTES, fields_of, first_byte, items_of
+from srm.server.schema.json_parts import MAX_VALUE_BYTES, fields_of, first_byte, items_of, to_json
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.validation import reading_item, show
 
@@ -93,7 +93,7 @@ class Calls(msgspec.Struct, frozen=True):
     @property
     def source(self) -> ConstraintSource:
         """What makes a reply these calls."""
-        return ConstraintSource("tools", "calls", Raw(msgspec.json.encode(self)))
+        return ConstraintSource("tools", "calls", to_json(self))
 
     @property
     def is_one_function(self) -> bool:

@@ -37,6 +37,7 @@ from srm.server.schema.json_parts import (
     fields_of,
     first_byte,
     items_of,
+    to_json,
     token_ids,
 )
 
@@ -286,7 +287,7 @@ def _without_nulls(value: Raw) -> Raw:
     """Return an object's JSON without its fields that are null, which are as if absent."""
     fields = fields_of(value)
     given = not_null(fields)
-    return value if len(given) == len(fields) else Raw(msgspec.json.encode(given))
+    return value if len(given) == len(fields) else to_json(given)
 
 
 @cache

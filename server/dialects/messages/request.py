@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType, field
+from msgspec import UNSET, Meta, Raw, field
 
 from srm.errors import InvalidRequest
 from srm.server.dialects.chat.request import ChatRequest, chat_of
@@ -22,7 +22,7 @@ from srm.server.schema.conversation import (
     messages_of,
     read_arguments,
 )
-from srm.server.schema.json_parts import fields_of, first_byte, items_of
+from srm.server.schema.json_parts import AnyJson, fields_of, first_byte, items_of, to_json
 from srm.server.schema.sampling_fields import (
     MAX_STOPS,
     NEUTRAL,
@@ -43,16 +43,15 @@ from srm.server.schema.validation import (
     show,
 )
 
-_Any = Annotated[Raw, Meta(extra_json_schema={})] | UnsetType
 JsonObject = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 
 class TextParam(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
     type: Literal["text"]
-    cache_control: _Any = UNSET
+    cache_control: AnyJson = UNSET
     """Passed over, as all prompts are cached; and so is the next."""
-    citations: _Any = UNSET
+    citations: AnyJson = UNSET
 
 
 class BlockParam(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,10 +71,10 @@ class BlockParam(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it returned."""
     is_error: bool | None = None
     """Whether that is an error, of which the model is told."""
-    cache_control: _Any = UNSET
+    cache_control: AnyJson = UNSET
     """Passed over; and so are the next."""
-    citations: _Any = UNSET
-    caller: _Any = UNSET
+    citations: AnyJson = UNSET
+    caller: AnyJson = UNSET
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +101,7 @@ class ToolParam(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: _Any = UNSET
+    cache_control: AnyJson = UNSET
     """Passed over."""
 
 
@@ -265,7 +264,7 @@ def parse_count(body: bytes) -> ChatRequest:
 
 def _checked(kind: type[_Asked], given: dict[str, Raw]) -> _Asked:
     if bytes(given.get("tool_choice", b"")) == b'"none"':  # as chats have it
-        given["tool_choice"] = _raw({"type": "none"})
+        given["tool_choice"] = to_json({"type": "none"})
     request = checked(kind, given, {"messages": _turns_of(given)}, MESSAGE_NEUTRAL)
     if "continue_final_message" in given and request.messages[-1].role == "assistant":
         raise InvalidRequest(
@@ -283,14 +282,14 @@ naming_as_here = partial(naming, _OF_CHAT, _SHOWN_OF_CHAT)
 def _chat(request: CountRequest, fields: dict[str, Raw], converted: dict[str, Any]) -> ChatRequest:
     """Return the chat of a message. Raises InvalidRequest naming its fields."""
     with naming_as_here():
-        messages = messages_of({"messages": _raw(_messages(request.messages))})
+        messages = messages_of({"messages": to_json(_messages(request.messages))})
         converted["model"] = request.model
         if request.system:
             messages.insert(0, Message("system", _text(request.system)))
         converted["messages"] = messages
         converted["continue_final_message"] = request.messages[-1].role == "assistant"
         if request.tools:
-            fields["tools"] = _raw([_tool(tool) for tool in request.tools])
+            fields["tools"] = to_json([_tool(tool) for tool in request.tools])
         if (choice := request.tool_choice) is not None:
             named = {"type": "function", "function": {"name": choice.name}}
             if (choice.name is None) == (choice.type == "tool"):
@@ -298,18 +297,14 @@ def _chat(request: CountRequest, fields: dict[str, Raw], converted: dict[str, An
                     "tool_choice.name must be there with tool_choice.type = tool, and only then",
                     "tool_choice",
                 )
-            fields["tool_choice"] = _raw(_CHOICES.get(choice.type, named))
+            fields["tool_choice"] = to_json(_CHOICES.get(choice.type, named))
             converted["parallel_tool_calls"] = choice.disable_parallel_tool_use is False
         output = request.output_config or OutputParam()
         converted["reasoning_effort"] = output.effort
         if (form := output.format) is not None:
             schema = {"type": "json_schema", "json_schema": {"schema": form.schema}}
-            fields["response_format"] = _raw(schema)
+            fields["response_format"] = to_json(schema)
         return chat_of(fields, converted, ChatRequest)
-
-
-def _raw(value: Any) -> Raw:
-    return Raw(msgspec.json.encode(value))
 
 
 def _tool(tool: ToolParam) -> dict[str, Any]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType, field
+from msgspec import UNSET, Meta, Raw, field
 
 from srm.errors import UNDECODABLE, InvalidRequest
 from srm.server.dialects.chat.reply import TokenLogprob
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS, read_arguments
-from srm.server.schema.json_parts import fields_of, first_byte, items_of
+from srm.server.schema.json_parts import AnyJson, fields_of, first_byte, items_of
 from srm.server.schema.validation import list_items, not_json, not_null, reading_item, show
-
-_Any = Annotated[Raw, Meta(extra_json_schema={})] | UnsetType
 
 
 class InputText(
@@ -74,9 +72,9 @@ class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: str | None = None
     phase: str | None = None
     """Of a message, passed over."""
-    summary: _Any = UNSET
+    summary: AnyJson = UNSET
     """Of what a model thought, passed over; and so are the next, and its content."""
-    encrypted_content: _Any = UNSET
+    encrypted_content: AnyJson = UNSET
 
 
 _NEEDED = {

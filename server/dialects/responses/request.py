@@ -18,6 +18,7 @@ from srm.server.dialects.chat.request import ChatRequest, chat_of
 from srm.server.dialects.responses.items import InputItem, InputText, Refusal, items_of_input
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import Message, ReasoningEffort, messages_of
+from srm.server.schema.json_parts import to_json
 from srm.server.schema.sampling_fields import (
     NEUTRAL,
     Alternatives,
@@ -289,19 +290,15 @@ def _chat(request: ResponseRequest, given: dict[str, Raw]) -> ChatRequest:
         converted |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     form = (request.text or TextOptions()).format
     if form != TextFormat("text"):
-        fields["response_format"] = _raw(_response_format(form))
+        fields["response_format"] = to_json(_response_format(form))
     if request.tools:
-        fields["tools"] = _raw([_tool(tool) for tool in request.tools])
+        fields["tools"] = to_json([_tool(tool) for tool in request.tools])
     if "tool_choice" in given:
         chosen: Any = request.tool_choice
         if isinstance(chosen, FunctionChoice):
             chosen = {"type": "function", "function": {"name": chosen.name}}
-        fields["tool_choice"] = _raw(chosen)
+        fields["tool_choice"] = to_json(chosen)
     return chat_of(fields, converted, ChatRequest)
-
-
-def _raw(value: Any) -> Raw:
-    return Raw(msgspec.json.encode(value))
 
 
 def _given(value: msgspec.Struct) -> dict[str, Any]:
@@ -325,7 +322,7 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 def _messages(request: ResponseRequest) -> Raw:
     """Return the messages of the items; calls are part of the assistant's message before them."""
     if isinstance(request.input, str):
-        return _raw([{"role": "user", "content": request.input}])
+        return to_json([{"role": "user", "content": request.input}])
     messages: list[dict[str, Any]] = []
     call_ids = set()
     for i, item in enumerate(request.input):
@@ -350,7 +347,7 @@ def _messages(request: ResponseRequest) -> Raw:
         raise InvalidRequest(
             f"input must have a message or a call; got {show(request.input)}", "input"
         )
-    return _raw(messages)
+    return to_json(messages)
 
 
 def _content(
