@@ -78,6 +78,8 @@ BENCHMARKS = {
     "engine": "research.bench.engine.throughput",
     "prefill": "research.bench.engine.prefill",
     "host": "research.bench.host.host",
+    "replays": "research.bench.host.replays",
+    "profile": "research.bench.gpu.profile",
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",
     "streams": "research.bench.server.streams",

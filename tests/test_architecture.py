@@ -244,6 +244,8 @@ def violations(module: str, tree: ast.AST) -> list[str]:
             continue
         if top in TOPS and not is_free and may.isdisjoint({name, name.rpartition(".")[0]}):
             results.append(f"{module} may not import {name}")
+        if top == "tests":
+            results.append(f"{module} may not import {name}: only tests do")
         owners = MAY_IMPORT_LIBRARY.get(top)
         if owners and not f"{module}.".startswith(tuple(f"{owner}." for owner in owners)):
             results.append(f"{module} may not import {top}")
@@ -383,6 +385,7 @@ def test_every_module_says_what_it_is() -> None:
         ),
         ("loadtest.commands.sweep", "from srm.server.config import ServerConfig", "may not import"),
         ("research.bench.peers.running", "import torch", "torch"),
+        ("research.bench.gpu.one_step", "from tests.kernels import oracle", "only tests do"),
         (
             "research.bench.peers.programs.run_srm",
             "from srm.engine.process.engine import Engine",

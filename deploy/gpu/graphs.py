@@ -1,8 +1,8 @@
 """`python -m deploy.gpu.graphs`: lists and compiles every compiled graph of the kit.
 
 Each is compiled in a process of its own, which reports its progress; graphs that exist already, of
-this code or made of the same, are kept. For a processor, to rehearse, those that a GPU alone has
-are left out. A failure does not stop the others; the exit status counts the failures.
+this code or made of the same, are kept. A failure does not stop the others; the exit status counts
+the failures.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ GRAPHS = {
     "ops of d 1,024": f"{OPS} --d-model 1024 --dtype bfloat16",
     "ops of d 512": f"{OPS} --d-model 512 --dtype bfloat16",
     "every op in float32, for the tests": "tests.kit.ptx.compile_for_gpu",
-}
-"""By description: the module that compiles the graphs, with its own settings. Models have 8 layers,
-as `deploy.gpu.calls` measures them."""
-GPU_GRAPHS = {
     "demo": f"{STEP} --model models/demo",
     "countdown": f"{STEP} --model models/countdown",
     "d 1,024, float8": f"{STEP} --d-model 1024 --dtype float8",
@@ -34,42 +30,35 @@ GPU_GRAPHS = {
     "ops of d 1,024, float8": f"{OPS} --d-model 1024 --dtype float8",
     "ops of d 512, float8": f"{OPS} --d-model 512 --dtype float8",
 }
-"""Graphs that only a GPU has."""
+"""By description: the module that compiles the graphs, with its own settings. Models have 8 layers,
+as the lists measure them."""
 
 
 def main(argv: list[str]) -> int:
     """Compile all graphs and return how many failed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     parser = argparse.ArgumentParser(prog="python -m deploy.gpu.graphs", allow_abbrev=False)
-    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="what for")
     parser.add_argument("--output", required=True, type=Path, help="folder for the graphs")
-    every = GRAPHS | GPU_GRAPHS
-    parser.add_argument("--only", choices=every, action="append", help="one of them; repeatable")
+    parser.add_argument("--only", choices=GRAPHS, action="append", help="one of them; repeatable")
     given = parser.parse_args(argv)
-    if given.device == "cpu":
-        log.info("left out, since a GPU alone has it: %s", "; ".join(GPU_GRAPHS))
-    wanted, failed = given.only or list(every if given.device == "gpu" else GRAPHS), 0
-    if given.device == "gpu":
-        missing = _missing(given.output)
-        wanted = [name for name in wanted if name in missing]
-        log.info(
-            "%d of %d models and sets of ops have their graphs, a file each; slots have another",
-            *(len(every) - len(missing), len(every)),
-        )
+    missing, failed = _missing(given.output), 0
+    log.info(
+        "%d of %d models and sets of ops have their graphs, a file each; slots have another",
+        *(len(GRAPHS) - len(missing), len(GRAPHS)),
+    )
+    wanted = [name for name in given.only or GRAPHS if name in missing]
     for number, name in enumerate(wanted, 1):
         log.info("%d of %d: %s", number, len(wanted), name)
-        settings = ["--device", given.device, "--output", str(given.output)]
         started = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", *every[name].split(), *settings], check=False
-        ).returncode
+        command = [sys.executable, "-m", *GRAPHS[name].split(), "--output", str(given.output)]
+        done = subprocess.run(command, check=False).returncode
         failed += done != 0
         log.info("%s: exit %d after %.0f s", name, done, time.monotonic() - started)
     return failed
 
 
 def _missing(folder: Path) -> set[str]:
-    """Return the names of GPU graphs that a folder has not, of this code."""
+    """Return the names of graphs that a folder has not, of this code."""
     command = [sys.executable, "-m", "tests.kit.ptx.kept_graphs", str(folder)]
     return {
         *subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()

@@ -1,9 +1,8 @@
-"""`python -m deploy.gpu.pack [DEVICE]`: what every call carries to a GPU machine without MAX.
+"""`python -m deploy.gpu.pack`: what every call carries to a GPU machine without MAX.
 
 Writes build/gpu-kit/gpu: `run.sh` beside archives of the source tree with what torch's figures need
 besides torch, of MAX's runtime without its compiler, and of the compiled graphs. Says how large
 they are; more than `MOST_MIB` fails.
-DEVICE cpu packs graphs for processors of this machine's model, to rehearse.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
+def pack(folder: Path, python_version: str, graphs: Path) -> int:
     """Write what a call carries; return 1 if it is too large."""
     runtime = folder.parent / f"max-{_pinned('max')}-python-{python_version}.tar.xz"
     shutil.rmtree(folder, ignore_errors=True)
@@ -156,7 +155,7 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
     sizes = {path.name: path.stat().st_size / 2**20 for path in sorted(folder.iterdir())}
     kit = sum(sizes.values())
     text = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())
-    sys.stdout.write(f"{folder}: {kit:.1f} MiB, at most {MOST_MIB}, for the {device} ({text})\n")
+    sys.stdout.write(f"{folder}: {kit:.1f} MiB, at most {MOST_MIB} ({text})\n")
     return int(kit > MOST_MIB)
 
 
@@ -168,7 +167,6 @@ def _pinned(package: str) -> str:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.gpu.pack", allow_abbrev=False)
-    parser.add_argument("device", nargs="?", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--python-version", default="3.12", help="of the machine")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu-kit")
     parser.add_argument("--graphs", type=Path, help="folder of graphs compiled before")
@@ -176,9 +174,9 @@ def main(argv: list[str]) -> int:
     if _git("status", "--porcelain", "--untracked-files=no"):
         sys.stderr.write("Commit your changes first: the kit holds HEAD, and graphs of that.\n")
         return 2
-    graphs = given.graphs or given.output / f"graphs-{given.device}"
+    graphs = given.graphs or given.output / "graphs-gpu"
     notes = "srm.engine.device.graph_notes"
-    compiled = ["deploy.gpu.graphs", "--device", given.device, "--output", str(graphs)]
+    compiled = ["deploy.gpu.graphs", "--output", str(graphs)]
     for module in (
         [notes, "unpack", str(KEPT), str(graphs)],
         compiled,
@@ -186,7 +184,7 @@ def main(argv: list[str]) -> int:
     ):
         if status := subprocess.run([sys.executable, "-m", *module], check=False).returncode:
             return status
-    return pack(given.output / given.device, given.device, given.python_version, graphs)
+    return pack(given.output / "gpu", given.python_version, graphs)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# On the GPU machine: unpacks the archives beside it and runs one call of the kit.
+# On the GPU machine: unpacks the archives beside it and runs the commands of call-CALL.txt.
 #
-#   run.sh CALL RESULTS [DEVICE=gpu [PARTS]]
+#   run.sh CALL RESULTS [gpu [ONLY]]
 #
-# PARTS is a regular expression: only parts whose names begin so are run.
-# RESULTS gets call-CALL.jsonl, a line for each result as soon as it is there, and call-CALL.log.
+# ONLY is a regular expression: only commands whose names begin so are run.
+# RESULTS gets call-CALL.jsonl, a line for each command as soon as it has ended, and NAME/log.
 # KIT_PLACE=FOLDER says where to unpack, to be found there by the next call with the same archives.
 # PYTHON=PROGRAM is tried first, if it is of the kit's version. See README.md.
 set -euo pipefail
 began=$(date +%s)
 here=$(realpath "$(dirname "$0")")
-call=${1:?usage: run.sh CALL RESULTS [DEVICE]}
+call=${1:?usage: run.sh CALL RESULTS [gpu [ONLY]]}
 results=$(realpath -m "${2:?where to write what is measured}")
-device=${3:-gpu}
 
 # Says why nothing runs, in RESULTS too, whose disk may be full.
 refuse() {
@@ -20,7 +19,7 @@ refuse() {
   line=$(tr -d '"\\' <<<"${1%%$'\n'*}" | tr '[:cntrl:]' ' ')
   mkdir -p "$results" &&
     # On a line of its own, whatever the call before left behind.
-    printf '\n{"part": "unpack", "key": "end", "at": %s, "exit": 2, "last": "%s"}\n' "$began" "$line" \
+    printf '\n{"name": "unpack", "at": %s, "exit": 2, "last": "%s"}\n' "$began" "$line" \
       >>"$results/call-$call.jsonl" || true
   exit 2
 }
@@ -55,4 +54,5 @@ if ! test -f "$unpacked"; then
 fi
 cd "$place/source"
 export PYTHONPATH=$place/site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
-exec "$python" -m deploy.gpu.run "$call" "$results" --device "$device" --began "$began" --cache-dir "$place/graphs" ${4:+"--parts=$4"}
+export SRM_CACHE_DIR=$place/graphs
+exec "$python" -m deploy.gpu.run "deploy/gpu/call-$call.txt" "$results" --began "$began" ${4:+"--only=$4"}

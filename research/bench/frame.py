@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from research.bench.peaks.torch_side import plot_record
+from srm.engine.config import ModelConfig
 from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
 from srm.settings import load
 
@@ -17,7 +19,7 @@ Record = dict[str, Any]
 DRAWN = {"engine", "kernels", "prefill", "host"}
 """Kinds of records that have a picture."""
 MAY_BE_0 = {"threads", "seed", "logprobs", "n", "hostile", "constrained"}
-MAY_BE_EMPTY = {"random_widths", "streams", "peers"}
+MAY_BE_EMPTY = {"random_widths", "streams", "peers", "counted_rows"}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +80,17 @@ def run(
     if stem in DRAWN:
         plot_record(stem, path)
     return 0
+
+
+def note(entry: Record) -> Record:
+    """Print what was measured at once: a command that never ends has it in its log."""
+    sys.stderr.write(msgspec.json.encode(entry).decode() + "\n")
+    return entry
+
+
+def random_shape(width: int) -> ModelConfig:
+    """Return the paper's main model of this width, as benchmarks fill it with random weights."""
+    return ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
 
 
 def table(heads: str, rows: Iterable[str]) -> list[str]:

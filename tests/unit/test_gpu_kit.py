@@ -1,133 +1,189 @@
-"""The kit for a GPU machine: nothing that fails costs more than itself, and all of it runs."""
+"""The kit for a GPU machine: no command that fails costs another, and its lists can be read."""
 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-import deploy.gpu.run as run_module
-from deploy.gpu import graphs
-from deploy.gpu.calls import GPU, REHEARSAL, KitPart, calls
-from deploy.gpu.run import TIMED_OUT, Call, wrong_products
-from research.bench.gpu.profile import last_step, read_kernels
+from deploy.gpu import run
+from deploy.gpu.graphs import GRAPHS
+from deploy.gpu.run import ALWAYS, TIMED_OUT, main, read_list, wait_for
+from research.bench.engine.kernels import KernelsBenchConfig
+from research.bench.engine.models import BenchConfig, StepsConfig
+from research.bench.engine.throughput import EngineBenchConfig
+from research.bench.gpu.profile import ProfileConfig, each_once, last_step, read_kernels
 from research.bench.gpu.report import markdown, record_of
-from research.bench.gpu.task import Task
+from research.bench.model import recurrence_rate
 from srm.errors import ConfigError
+from srm.settings import load
 from tests.kit.serving import ROOT
 
-OPS = "research.bench.gpu.ops"
-TASK = {"part": "", "lines": "", "device": "gpu", "cache_dir": ""}
-ATTEMPTS = """
-import os, sys, time
-from pathlib import Path
-from research.bench.gpu.task import Lines, read_task
+LISTS = sorted((ROOT / "deploy" / "gpu").glob("call-*.txt"))
+SETTINGS: dict[str, type[BenchConfig]] = {
+    "replays": StepsConfig,
+    "kernels": KernelsBenchConfig,
+    "engine": EngineBenchConfig,
+    "profile": ProfileConfig,
+}
+SLEEP = "python -c 'import time; print(1, flush=True); time.sleep(600)'"
 
-task = read_task(sys.argv[1:])
-lines = Lines.from_task(task)
 
-def measure(rows):
-    if rows == 2:
-        raise ValueError("2 is too many")
-    if rows == 3:
-        os.abort()  # as a process whose GPU is gone
-    if rows == 5:
-        time.sleep(600)
-    return {"ok": rows != 4}
+class Call:
+    """A list and its results, in a folder."""
 
-for rows in task.rows:
-    known = {"product": "plain", "rows": rows}
-    lines.attempt(f"up {rows}", lambda: measure(rows), **known)
-"""
+    def __init__(self, folder: Path) -> None:
+        self.list, self.results = folder / "call-1.txt", folder / "results"
+
+    def run(self, *lines: str, more: tuple[str, ...] = ()) -> int:
+        self.list.write_text("300 limit\n# a remark\n\n" + "\n".join(lines))
+        return main([str(self.list), str(self.results), *more])
+
+    @property
+    def ends(self) -> dict[str, Any]:
+        lines = (self.results / "call-1.jsonl").read_text().split("\n")
+        return {line["name"]: line for line in map(json.loads, filter(None, lines))}
 
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """A call in whose parts `attempts` is a module that fails at some sizes."""
-    (tmp_path / "attempts.py").write_text(ATTEMPTS)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    return Call(1, "cpu", tmp_path / "results", str(tmp_path), math.inf)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return Call(tmp_path)
 
 
-def part(*rows: int, name: str = "a", **fields: Any) -> KitPart:
-    settings = {"rows": rows}
-    return KitPart(name=name, limit_s=300, module="attempts", settings=settings, **fields)
-
-
-def is_missing(part: KitPart) -> bool:
-    """Whether the program that runs it is not here."""
-    return bool(part.under) and shutil.which(part.under[0]) is None
-
-
-def write_line(call: Call, **facts: Any) -> None:
-    """As a process of the call's does."""
-    with call.lines.open("a") as file:
-        file.write(json.dumps({"part": "a", "key": "", "at": 0, **facts}) + "\n")
-
-
-def written(call: Call) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in call.lines.read_bytes().splitlines()]
-    return [line for line in lines if not line.get("begun")]
-
-
-def test_a_size_that_fails_costs_no_other(call: Call) -> None:
-    assert call.run([part(1, 2, 3, 4), part(1, name="b")]) == 1
-    *sizes, end, other, _ = written(call)
-    assert [(line["key"], line["ok"]) for line in sizes] == [
-        (f"up {rows}", rows == 1) for rows in (1, 2, 3, 4)
-    ]
-    assert "ValueError: 2 is too many" in sizes[1]["died"]
-    assert end["key"] == "end" and end["exit"] == 2 and other["part"] == "b"
-
-
-def test_what_was_measured_is_kept_when_time_runs_out(
+def test_a_command_that_fails_hangs_or_is_missing_costs_no_other(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wait(process: subprocess.Popen[bytes], timeout: float, _: Callable[[], None]) -> int:
-        while b'"up 5"' not in call.lines.read_bytes():  # which would take ten minutes
+    def wait_once_it_runs(process: subprocess.Popen[bytes], limit_s: float) -> int:
+        while limit_s == 0.5 and not (call.results / "hangs" / "log").read_bytes():
             time.sleep(0.01)
-        raise subprocess.TimeoutExpired([], timeout)
+        return wait_for(process, limit_s)
 
-    monkeypatch.setattr(run_module, "waited", wait)
-    assert call.run([part(1, 5)]) == 1
-    first, end = written(call)
-    assert first["ok"] and end["exit"] == TIMED_OUT
-    call.ends = 0.0
-    assert call.run([part(6, name="b")]) == 1
-    assert written(call)[-1]["left_out"] == "no time"
-
-
-def test_speed_is_not_measured_of_products_that_are_wrong(call: Call) -> None:
-    checks = part(1, 4, checks_products=True)
-    assert call.run([checks, part(6, name="b", needs_products=True), part(7, name="c")]) == 1
-    ends = {line["part"]: line for line in written(call) if line["key"] == "end"}
-    assert ends["b"]["left_out"] == "products are wrong: a: up 4" and ends["c"]["exit"] == 0
-
-
-def test_products_of_one_width_say_nothing_of_anothers(call: Call) -> None:
-    narrow = replace(part(1, name="c", needs_products=True), settings={"rows": (1,), "d_model": 8})
-    call.run([part(1, 4, checks_products=True), narrow])
-    assert written(call)[-1]["exit"] == 0
+    monkeypatch.setattr(run, "wait_for", wait_once_it_runs)
+    lines = [
+        "300 fails python -c 'print(5); raise SystemExit(3)'",
+        f"0.5 hangs {SLEEP}",
+        "300 missing no-such-program",
+        "300 last python -c 'import os; print(os.environ[\"OUT\"])' $OUT",
+    ]
+    assert call.run(*lines) == 3
+    assert (call.ends["fails"]["exit"], call.ends["fails"]["last"]) == (3, "5")
+    assert call.ends["hangs"]["exit"] == TIMED_OUT
+    assert 'File "<string>", line 1 in <module>' in (call.results / "hangs" / "log").read_text()
+    assert call.ends["missing"]["exit"] == 127 and "no-such-program" in call.ends["missing"]["last"]
+    assert call.ends["last"]["exit"] == 0 and call.ends["last"]["last"] == "$OUT"
+    assert call.ends["last"]["command"].endswith("'$OUT'")
 
 
-def test_one_row_and_products_that_nobody_looked_at() -> None:
-    looked = {"product": "plain", "key": "up 1", "rows": 1, "ok": False}
-    assert not wrong_products("a", [looked])  # a step on a GPU has two at least
-    assert wrong_products("a", [looked, looked | {"rows": 2, "key": "up 2"}]) == ["a: up 2"]
-    assert wrong_products("a", [{"product": None, "key": "mix 2", "ok": True}])
+def test_results_are_printed_and_written_as_they_come(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look = "python -c 'import sys; print(open(sys.argv[1]).read())' $OUT/../call-1.jsonl"
+    assert call.run("300 first python -c 1", f"300 second {look}") == 0
+    assert json.loads(call.ends["second"]["last"])["name"] == "first"
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == [
+        "first",
+        "second",
+    ]
+
+
+def test_a_call_that_broke_off_goes_on_with_what_did_not_succeed(call: Call) -> None:
+    lines = (
+        "300 adopt python -c 1",
+        "300 right python -c 1",
+        "300 wrong python -c 'raise SystemExit(1)'",
+    )
+    assert call.run(*lines) == 1
+    path = call.results / "call-1.jsonl"
+    path.write_text(path.read_text() + '{"name": "rig')  # the machine vanished
+    before = path.read_text()
+    assert call.run(*lines) == 1
+    after = path.read_text().removeprefix(before).split()
+    assert "rig" in before and [f'"{name}",' in after for name in ("adopt", "right", "wrong")] == [
+        True,
+        False,
+        True,
+    ]
+    assert call.run(*lines, more=("--only=rig",)) == 0
+
+
+def test_no_command_begins_when_the_time_of_all_is_over(call: Call) -> None:
+    assert call.run("300 a python -c 1", more=("--began=1000",)) == 1
+    assert call.ends["a"]["exit"] is None and call.ends["a"]["last"] == "no time"
+
+
+def test_an_unknown_list_is_refused_with_those_that_there_are(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([str(call.list), str(call.results)])
+    assert "deploy/gpu/call-4.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("under", "numbers", "status"),
+    [
+        ([], [signal.SIGTERM], 143),
+        ([], [signal.SIGHUP], 129),
+        ([], [signal.SIGKILL], -9),
+        (["nohup"], [signal.SIGHUP, signal.SIGTERM], 143),
+    ],
+)
+def test_no_command_outlives_a_call_that_is_ended(
+    call: Call, under: list[str], numbers: list[signal.Signals], status: int
+) -> None:
+    """A command holds the log open as long as it lives: a pipe, whose reader sees that."""
+    call.list.write_text(f"300 limit\n300 a {SLEEP}\n")
+    (call.results / "a").mkdir(parents=True)
+    os.mkfifo(pipe := call.results / "a" / "log")
+    heeded = ["env", "--default-signal=HUP"]  # in `nohup make test` too
+    program = [sys.executable, "-m", "deploy.gpu.run", str(call.list), str(call.results)]
+    with (
+        subprocess.Popen(
+            [*heeded, *under, *program], cwd=ROOT, stdout=subprocess.DEVNULL
+        ) as running,
+        pipe.open("rb") as log,
+    ):
+        assert log.readline() == b"1\n"
+        for number in numbers:
+            running.send_signal(number)
+        assert running.wait() == status
+        log.read()  # ends when the last that writes there has ended
+
+
+@pytest.mark.parametrize("listed", LISTS, ids=lambda listed: listed.stem)
+def test_a_lists_commands_have_settings_that_can_be_read(listed: Path) -> None:
+    limit_s, commands = read_list(listed)
+    assert commands[0].name in ALWAYS and limit_s < 600
+    assert len({command.name for command in commands}) == len(commands)
+    for _, _, words in commands:
+        if words[:2] == ["srm", "bench"]:
+            load(SETTINGS[words[2]], words[3:], prog="")
+        for module in [words[place + 1] for place, word in enumerate(words) if word == "-m"][:1]:
+            path = ROOT / f"{module.removeprefix('srm.').replace('.', '/')}.py"
+            assert module == "pytest" or path.exists()
+        assert all(
+            (ROOT / word).exists() for word in words if word.startswith(("tests/", "deploy/"))
+        )
+
+
+@pytest.mark.parametrize("listed", LISTS, ids=lambda listed: listed.stem)
+def test_every_graph_that_a_list_needs_is_packed(listed: Path) -> None:
+    packed = [command.split() for command in GRAPHS.values()]
+    for _, _, words in read_list(listed)[1]:
+        if words[:2] == ["srm", "bench"]:
+            config = load(SETTINGS[words[2]], words[3:], prog="")
+            module = "bench.gpu.compile_ops" if words[2] == "kernels" else "device.precompile"
+            for width, dtype in [(w, d) for w in config.random_widths for d in config.dtypes]:
+                wanted = ["--d-model", str(width), "--dtype", dtype]
+                assert any(item[0].endswith(module) and item[1:] == wanted for item in packed)
 
 
 def test_a_step_of_ncus_table() -> None:
@@ -142,6 +198,7 @@ def test_a_step_of_ncus_table() -> None:
     assert kernels["mix"] == kernels["up"] == (2, 2_000_000)
     assert kernels["expand"] == kernels["head"] == kernels["score"] == (1, 1_000_000)
     assert len(last_step(read_kernels(report), num_layers=3)["kernels"]) == 16
+    assert each_once(16, 2)[0] == 28
     with pytest.raises(ValueError, match="no step repeats"):
         last_step([("a", 1.0), ("b", 1.0)], num_layers=2)
     with pytest.raises(ValueError, match="no table"):
@@ -150,253 +207,61 @@ def test_a_step_of_ncus_table() -> None:
         read_kernels(report.replace('"us"', '"fortnight"'))
 
 
-def test_a_size_that_never_ends_costs_its_limit_alone(call: Call) -> None:
-    assert call.run([part(1, 5, 4, attempt_s=0.1)]) == 1
-    first, hung, last, end = written(call)
-    assert first["ok"] and last["key"] == "up 4" and end["exit"] == 1
-    assert hung["key"] == "up 5" and hung["died"].startswith("exit 1: longer than 2 s, in ")
-    assert hung["died"].endswith("in measure") and "attempts.py" in hung["died"]
-    assert "Timeout (0:00:02)!" in call.log.read_text() and "measure" in call.log.read_text()
+def test_pytorch_of_a_random_model_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    task: dict[str, Any] = {
+        "model": "64",
+        "device": "cpu",
+        "dtypes": ["float32"],
+        "forms": ["eager"],
+    }
+    task |= {"batch_sizes": [2], "repetitions": 1, "seconds": 0.001}
+    assert recurrence_rate.main([json.dumps(task)]) == 0
+    printed = capsys.readouterr()
+    (rates,) = json.loads(printed.out)
+    assert rates["by"] == "PyTorch eager" and rates["batches"][0]["tokens_per_s"] > 0
+    assert '"batch_size":2' in printed.err, "what takes too long has been printed before"
 
 
-def test_what_died_is_tried_once_more_where_an_error_names_its_place(call: Call) -> None:
-    call.device = "gpu"
-    call.run([part(1, 2, 4)])
-    again = [file for file in written(call) if file["part"] == "a again: up 2"]
-    assert not again, "it died again, so that its line has only begun"
-    begun = [json.loads(line) for line in call.lines.read_bytes().splitlines()]
-    assert [start["key"] for start in begun if start["part"] == "a again: up 2"] == ["up 2"]
-    assert call.log.read_text().count("ValueError: 2 is too many") == 2
+RECORD = {"machine": "H200", "commit": "1", "date": "2026-11-26", "time": "2026-11-26T00:00:00Z"}
 
 
-def test_nothing_runs_on_a_gpu_that_does_not_open(call: Call) -> None:
-    opens = replace(part(4, name="opening"), opens=True, needs_device=False)
-    torch = replace(part(1, name="torch"), needs_device=False)
-    assert call.run([opens, part(1), torch]) == 1
-    ends = {file["part"]: file for file in written(call) if file["key"] == "end"}
-    assert ends["a"]["left_out"] == "no GPU opened" and ends["torch"]["exit"] == 0
+def write(results: Path, name: str, **facts: Any) -> None:
+    (results / name).mkdir(parents=True)
+    (results / name / "log").write_text("once\nagain\n")
+    if facts:
+        page = results / name / "2026-11-26-1-replays.md"
+        page.write_text("# replays\n\n| d |\n\n![A picture](a.svg)\n")
+        page.with_suffix(".json").write_text(json.dumps(facts))
+    with (results / "call-4.jsonl").open("a") as lines:
+        line = {"name": name, "exit": 0, "seconds": 1, "last": "a | b", "command": "srm"}
+        lines.write(json.dumps(line) + "\n")
 
 
-def test_the_variables_that_a_gpu_opened_with_are_those_of_all_that_follows(call: Call) -> None:
-    rungs: dict[str, dict[str, Any]] = {"a": {"ok": False}}
-    rungs["b"] = {"ok": True, "environment": {"SRM_TRIED": "b"}}
-    for key, rung in rungs.items():
-        write_line(call, part="opening", key=key, **rung)
-    call.run([replace(part(name="opening"), opens=True)])
-    assert call.environment == {"SRM_TRIED": "b"} and call.opened
-
-
-def test_both_sizes_have_parts_alike_with_settings_they_can_read() -> None:
-    for number, parts in calls(GPU, "graphs").items():
-        rehearsed = calls(REHEARSAL, "graphs")[number]
-        names = {item.module for item in parts} - {"srm.engine.device.graph_notes"}
-        assert {item.module for item in rehearsed} == names
-        assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in names - {"pytest"})
-        for sizes, own in ((GPU, parts), (REHEARSAL, rehearsed)):
-            for item in own:
-                if item.arguments is None:
-                    msgspec.convert({**TASK, **sizes.common, **item.settings}, Task)
-
-
-def test_timing_ops_leaves_half_of_their_time_to_feeding_and_checking_them() -> None:
-    """A repetition takes up to twice its least time, and finding out how many calls as long."""
-    parts = [item for each in calls(GPU, "").values() for item in each if item.module == OPS]
-    assert len(parts) == 8
-    for item in parts:
-        task = msgspec.convert({**TASK, **item.settings}, Task)
-        products, others = (2, 1) if task.dtype == "float8" else (5, 11)
-        sizes = products * len(task.rows) + others * len(task.op_rows)
-        assert sizes * (2 * task.repetitions + 2) * task.seconds <= item.limit_s / 2
-
-
-def test_every_graph_that_a_gpu_is_measured_with_is_packed() -> None:
-    for item in calls(GPU, "")[2] + calls(GPU, "")[3] + calls(GPU, "")[4]:
-        if "d_model" in item.settings:
-            task = msgspec.convert({**TASK, **item.settings}, Task)
-            module = graphs.OPS if item.module == OPS else graphs.STEP
-            wanted = f"{module} --d-model {task.d_model} --dtype {task.dtype}"
-            assert wanted in {**graphs.GRAPHS, **graphs.GPU_GRAPHS}.values()
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_a_processor_is_given_no_graph_that_it_cannot_have(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    compiled: list[str] = []
-
-    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        compiled.append(" ".join(command))
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", note)
-    monkeypatch.setattr(graphs, "_missing", lambda _: {**graphs.GRAPHS, **graphs.GPU_GRAPHS})
-    caplog.set_level(logging.INFO)
-    assert graphs.main(["--device", device, "--output", str(tmp_path)]) == 0
-    of_a_gpu = [text for text in compiled if "float8" in text or "--model models" in text]
-    assert len(of_a_gpu) == (6 if device == "gpu" else 0) and len(compiled) - len(of_a_gpu) == 5
-    assert ("a GPU alone has it: demo; countdown; d 1,024, float8;" in caplog.text) == (
-        device == "cpu"
-    )
-
-
-MACHINE = {"part": "machine", "key": "machine", "machine": "A100", "commit": "1"}
-MACHINE |= {"date": "2026-11-26", "time": "2026-11-26T00:00:00Z"}
-
-
-def write(path: Path, *lines: dict[str, Any], cut: str = "") -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(line | {"at": 0}) + "\n" for line in lines) + cut)
-
-
-def test_a_line_that_broke_off_costs_no_other(call: Call) -> None:
-    write(call.lines, {"part": "a", "key": "up 1", "begun": True}, cut='{"part": "a", "ke')
-    assert call.run([part(1, 4)]) == 0
-    content = call.lines.read_text().splitlines()
-    assert content[1] == '{"part": "a", "ke' and [json.loads(line) for line in content[2:]]
-    write(call.lines.with_name("call-2.jsonl"), MACHINE, cut="[]\n\n7")
-    call.lines.unlink()
-    record = record_of(call.lines.parent)
-    assert record["damaged_lines"] == 2
-    assert "Lines that broke off, and are left out: 2." in markdown(record)
-
-
-def test_a_size_at_which_a_call_broke_off_is_tried_once_more(call: Call) -> None:
-    begun = {"part": "a", "begun": True, "product": "plain"}
-    ended = {"part": "a", "key": "up 1", "ok": True}
-    write(call.lines, begun | {"key": "up 1"}, ended, begun | {"key": "up 6", "rows": 6})
-    assert call.run([part(1, 6, checks_products=True), part(8, name="b", needs_products=True)]) == 0
-    _, broke_off, result, end, *_ = written(call)
-    assert not broke_off["ok"] and broke_off["died"] == "the call broke off"
-    assert result["key"] == broke_off["key"] == "up 6" and result["ok"] and end["exit"] == 0
-    write(call.lines.with_name("call-2.jsonl"), MACHINE)
-    lines = [line for line in record_of(call.lines.parent)["lines"] if line["key"] == "up 6"]
-    assert [line["ok"] for line in lines] == [True]
-
-
-def test_a_size_at_which_two_calls_broke_off_is_left(call: Call) -> None:
-    begun = {"part": "a", "key": "up 6", "begun": True, "product": "plain", "rows": 6}
-    write(call.lines, begun, begun | {"begun": False, "died": "the call broke off"}, begun)
-    assert call.run([part(6, 7, checks_products=True)]) == 0
-    first, second, other, _ = written(call)
-    assert [item["key"] for item in (first, second, other)] == ["up 6", "up 6", "up 7"]
-    assert second["died"] == "the call broke off" and not second["ok"]
-    assert wrong_products("a", written(call)) == ["a: up 6"]
-
-
-ENDLESS = """
-import sys
-from deploy.gpu import run
-
-part = run.KitPart(name="a", limit_s=300, module="attempts", settings=SETTINGS)
-run.calls = lambda *_: {1: [part]}
-sys.exit(run.main(["1", sys.argv[1], "--device", "cpu"]))
-"""
+def test_a_report_has_each_commands_page_or_the_end_of_its_log(tmp_path: Path) -> None:
+    write(tmp_path, "replays", **RECORD)
+    write(tmp_path, "serve")
+    with (tmp_path / "call-4.jsonl").open("a") as lines:
+        lines.write('{"name": "br')  # the machine vanished
+    record = record_of(tmp_path)
+    text = "\n".join(markdown(record))
+    assert record["machine"] == "H200" and record["commands"][0]["records"]
+    assert "| replays | 0 | 1 | a \\| b |" in text and "\n| d |\n" in text and "![" not in text
+    assert "## serve\n\n`srm`\n\n```\nonce\nagain\n```" in text
 
 
 @pytest.mark.parametrize(
-    ("under", "numbers", "status"),
+    ("other", "message"),
     [
-        ([], [signal.SIGTERM], 143),
-        ([], [signal.SIGHUP], 129),
-        ([], [signal.SIGKILL], -9),
-        (["nohup"], [signal.SIGHUP, signal.SIGTERM], 143),
+        ({"commit": "2"}, "H200 at 1 and of H200 at 2"),
+        ({"machine": "A100"}, "A100 at 1 and of H200"),
     ],
 )
-def test_no_part_outlives_a_call_that_is_ended(
-    call: Call, under: list[str], numbers: list[signal.Signals], status: int
+def test_results_of_two_machines_or_commits_are_no_report(
+    other: dict[str, str], message: str, tmp_path: Path
 ) -> None:
-    """A part holds the log open as long as it lives: a pipe, whose reader sees that."""
-    program = ENDLESS.replace("SETTINGS", repr({"rows": (5,)}))
-    os.mkfifo(pipe := call.log)
-    heeded = ["env", "--default-signal=HUP"]  # in `nohup make test` too
-    command = [*heeded, *under, sys.executable, "-c", program, str(call.log.parent)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running, pipe.open("rb") as log:
-        while b'"up 5"' not in call.lines.read_bytes():
-            time.sleep(0.01)
-        for number in numbers:
-            running.send_signal(number)
-        assert running.wait() == status
-        log.read()  # ends when the last that writes there has ended
-
-
-def test_results_of_two_machines_or_commits_are_no_report(call: Call) -> None:
-    write(call.lines, MACHINE)
-    write(call.lines.with_name("call-2.jsonl"), MACHINE)
-    assert record_of(call.lines.parent)["commit"] == "1"
-    for other, named in (({"commit": "2"}, "A100 at 2"), ({"machine": "H200"}, "H200 at 1")):
-        write(call.lines.with_name("call-2.jsonl"), MACHINE | other)
-        message = f"call-1 is of A100 at 1 and call-2 is of {named}: put each"
-        with pytest.raises(ConfigError, match=message):
-            record_of(call.lines.parent)
-
-
-def test_results_are_printed_as_they_come_without_what_is_long(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed: list[str] = []
-    monkeypatch.setattr(run_module, "say", printed.append)
-
-    def wait(process: subprocess.Popen[bytes], _: float, meanwhile: Callable[[], None]) -> int:
-        while not printed:
-            meanwhile()
-        raise subprocess.TimeoutExpired([], 1)
-
-    monkeypatch.setattr(run_module, "waited", wait)
-    write_line(call, key="of the call before")
-    call = Call(1, "cpu", call.lines.parent, "", math.inf)
-    assert call.run([part(1, 5)]) == 1
-    first, end = map(json.loads, printed)
-    assert first["key"] == "up 1" and end["key"] == "end" and end["exit"] == TIMED_OUT
-    write_line(call, raw=[1.0], wrong={"elements": 1}, ok=False)
-    call.run([replace(part(1), needs_gpu="a clock")])
-    assert {*json.loads(printed[-2])} == {"part", "key", "at", "ok"}
-
-
-@pytest.fixture
-def theirs(tmp_path: Path) -> str:
-    """A PYTHONPATH with a plugin of pytest that cannot be imported."""
-    (tmp_path / "theirs-1.dist-info").mkdir()
-    (tmp_path / "theirs-1.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1\n")
-    (tmp_path / "theirs-1.dist-info" / "entry_points.txt").write_text("[pytest11]\na = theirs\n")
-    (tmp_path / "theirs.py").write_text("raise RuntimeError('made for another version')\n")
-    return str(tmp_path)
-
-
-def rehearse(number: int, results: Path, theirs: str) -> list[dict[str, Any]]:
-    """Make a call on a processor, which must succeed; return the ends of its parts."""
-    command = [sys.executable, "-m", "deploy.gpu.run", str(number), str(results)]
-    done = subprocess.run(
-        [*command, "--device", "cpu"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": theirs},
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + (results / f"call-{number}.log").read_text()
-    lines = [*map(json.loads, (results / f"call-{number}.jsonl").read_bytes().splitlines())]
-    assert all(line.get("ok", True) for line in lines)
-    return [line for line in lines if line["key"] == "end"]
-
-
-@pytest.mark.slow
-def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
-    theirs: str, tmp_path: Path
-) -> None:
-    results = tmp_path / "results"
-    for number in (1, 2, 3):
-        ends, parts = rehearse(number, results, theirs), calls(REHEARSAL, "")[number]
-        assert [item["part"] for item in ends] == [item.name for item in parts]
-        left_out = {item["part"] for item in ends if "left_out" in item}
-        assert left_out == {item.name for item in parts if item.needs_gpu or is_missing(item)}
-    command = [sys.executable, "-m", "research.bench.gpu.report", str(results), str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (path,) = tmp_path.glob("*-gpu.md")
-    page = path.read_text().replace("random d 256 | ", "")
-    for shown in (
-        *("PyTorch eager | bfloat16 | 16", "srm | bfloat16 | 16", "parked halfway"),
-        *("proj_in | bfloat16 | 256 | 65 | yes", "call-3 | decode float8 256 | left out"),
-        "256 | 2 | 4 × 2 | whole",
-    ):
-        assert f"| {shown} |" in page
-    assert path.with_suffix(".svg").exists()
+    with pytest.raises(ConfigError, match="no record that says"):
+        record_of(tmp_path)
+    write(tmp_path, "first", **RECORD)
+    write(tmp_path, "second", **RECORD | other)
+    with pytest.raises(ConfigError, match=message):
+        record_of(tmp_path)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.gpu.lines import parse_lines
 from deploy.gpu.pack import compress
 from tests.kit.serving import ROOT
 
@@ -20,6 +19,7 @@ PROGRAM = """
 import json, os, pathlib, sys
 pathlib.Path(sys.argv[2]).mkdir(exist_ok=True)
 found = {"argv": sys.argv[1:], "at": os.getcwd(), "path": os.environ["PYTHONPATH"], "is": IS}
+found["graphs"] = os.environ["SRM_CACHE_DIR"]
 sys.stdout.write(json.dumps(found | {"python": sys.executable}))
 """
 
@@ -63,9 +63,8 @@ class Kit:
         )
 
     def refused(self) -> str:
-        (end,), damaged = parse_lines((self.results / "call-1.jsonl").read_bytes())
-        assert not damaged
-        assert end["part"] == "unpack" and end["exit"] == 2
+        end = json.loads((self.results / "call-1.jsonl").read_text())
+        assert end["name"] == "unpack" and end["exit"] == 2
         return str(end["last"])
 
 
@@ -75,14 +74,15 @@ def kit(tmp_path: Path) -> Kit:
 
 
 def test_a_call_runs_in_a_place_that_was_not_there(kit: Kit) -> None:
-    done = kit.run("gpu", "http 5", PYTHONPATH="/theirs")
+    done = kit.run("gpu", "serve", PYTHONPATH="/theirs")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["argv"][:2] == ["1", str(kit.results)] and document["is"] == "first"
-    assert document["argv"][-1] == "--parts=http 5"
+    assert document["argv"][:2] == ["deploy/gpu/call-1.txt", str(kit.results)]
+    assert document["is"] == "first" and document["argv"][-1] == "--only=serve"
     at = Path(document["at"])
     assert str(at).startswith(str(kit.place)) and at.name == "source"
     assert document["path"] == f"{at.parent / 'site'}:/theirs", "the machine's behind the kit's"
+    assert document["graphs"] == str(at.parent / "graphs")
     for path in (kit.place, *at.rglob("*")):  # it belongs to who unpacks it
         assert path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o022
 

@@ -24,14 +24,15 @@ from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.assembly import FED, FOLLOWING, NOTHING
 from srm.engine.steps.batch import I32, NEW_ROW, PREFILL_ROW, Batch
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
 
 
-def prefill_rows(token_ids: I32, position: int = 0, slots: I32 | None = None) -> Batch:
+def prefill_rows(token_ids: I32, position: int = 0) -> Batch:
     """Return prompts i32[rows, length], or parts of prompts from `position` on; no output head."""
     rows, length = token_ids.shape
     prefill = np.zeros(1 + rows, PREFILL_ROW)
-    own = np.arange(rows) if slots is None else slots
-    prefill["read_slot"][1:] = prefill["write_slot"][1:] = own
+    prefill["read_slot"][1:] = prefill["write_slot"][1:] = np.arange(rows)
     prefill["position"], prefill["end"] = position, length * np.arange(rows + 1)
     return Batch(
         sequence_ids=np.empty(0, np.int64),
@@ -54,7 +55,6 @@ def decode_rows(
     position: int,
     top_p: float = 1.0,
     slots: I32 | None = None,
-    seeds: I32 | None = None,
 ) -> Batch:
     """Return one token i32[rows] of every sequence; the next one is sampled at temperature 1.
 
@@ -65,7 +65,7 @@ def decode_rows(
     new = np.zeros(len(rows), NEW_ROW)
     new["row"], new["read_slot"], new["token"] = rows, slots, token_ids
     new["sampling"]["temperature"], new["sampling"]["top_p"] = 1, top_p
-    new["sampling"]["seed"] = rows if seeds is None else seeds
+    new["sampling"]["seed"] = rows
     return replace(
         prefill_rows(np.empty((0, 1), np.int32)),
         sequence_ids=rows.astype(np.int64),
@@ -106,6 +106,14 @@ def settings_for(
     )
 
 
+def random_runner(
+    model: ModelConfig, config: BenchConfig, dtype: Dtype, rows: int, slots: int = 0
+) -> ModelRunner:
+    """Bind random weights of this shape; with as many slots as a step of `rows` needs, or more."""
+    weights = fold(model, random_tensors(model), "random")
+    return ModelRunner(weights, settings_for(config, dtype, max(rows, slots), rows))
+
+
 def measure_decode(
     model: ModelConfig,
     runner: ModelRunner,
@@ -126,7 +134,7 @@ def measure_decode(
     for repetition in range(config.repetitions):
         tokens, seconds = 0, 0.0
         while seconds < config.seconds:
-            engine.add(_endless(model, batch_size, repetition, top_p))
+            engine.add(endless(model, batch_size, repetition, top_p))
             # The pipeline fills, and every sequence has forked.
             for _ in range(2 + -(-batch_size // rows)):
                 engine.step_overlapped()
@@ -205,7 +213,8 @@ def random_tokens(model: ModelConfig, rows: int, length: int) -> I32:
     return drawn.astype(np.int32)
 
 
-def _endless(model: ModelConfig, batch_size: int, seed: int, top_p: float) -> Request:
+def endless(model: ModelConfig, batch_size: int, seed: int, top_p: float) -> Request:
+    """Return a request of so many samples, none of which ends before the context does."""
     return Request(
         id="bench",
         prompt_token_ids=np.zeros(1, "<i4").tobytes(),

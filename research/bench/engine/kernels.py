@@ -14,15 +14,15 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from max.dtype import DType
 
 from research.bench.engine.counts import PROMPT, count_op
 from research.bench.engine.models import BenchConfig, measure_models
 from research.bench.engine.ops import Ops, Variant
-from research.bench.frame import Record, run, table
+from research.bench.frame import Record, note, run, table
 from research.bench.peaks.rates import limit, peak_line, peak_tables, runs_of
 from research.bench.peaks.timing import seconds_per_call
 from srm.engine.config import Dtype, ModelConfig
+from srm.engine.device.linear import graph_dtype
 from srm.engine.device.products import choose_product
 from srm.engine.device.runner import open_device
 
@@ -63,8 +63,9 @@ def _measure_model(path: Path, config: KernelsBenchConfig) -> dict[str, Any]:
 
 def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig) -> dict[str, Any]:
     device = open_device(config.device)
-    product = choose_product(config.product, model, DType[dtype], device)
-    variant = Variant(model, DType[dtype], product, bound=not device.is_host)
+    stored = graph_dtype(dtype)
+    product = choose_product(config.product, model, stored, device)
+    variant = Variant(model, stored, product, bound=not device.is_host)
     ops = Ops(variant, device, config.cache_dir.expanduser())
 
     def timed(name: str, rows: int) -> dict[str, Any]:
@@ -76,8 +77,9 @@ def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig)
     for name in ops.ops:
         for rows in config.rows if name != "call" else ():
             count = count_op(name, model, dtype, config.device, rows)
-            results.append({"op": name, "rows": rows} | count._asdict() | timed(name, rows))
-    return {"dtype": dtype, "call": timed("call", 1), "ops": results}
+            results.append(note({"op": name, "rows": rows} | count._asdict() | timed(name, rows)))
+    call = timed("call", 1) if "call" in ops.ops else None  # there is none of float8
+    return {"dtype": dtype, "call": call, "ops": results}
 
 
 def markdown(record: Record) -> list[str]:
@@ -86,7 +88,9 @@ def markdown(record: Record) -> list[str]:
     empty = ", ".join(
         f"{run['call']['seconds'] * 1e6:.0f} µs ({model['name']}, {run['dtype']})"
         for model, run in runs
+        if run["call"]
     )
+    empty = empty or "a time that was not measured"
     return [
         f"{peak_line(record)} Times are medians of calls through MAX, of which one that does "
         f"nothing takes {empty}; weights come from memory, as another layer's would. Operations "

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from research.bench.frame import Record, Settings
+from research.bench.frame import Record, Settings, random_shape
 from research.bench.peaks.gemm import GemmPeak
 from research.bench.peaks.memory import measure_memory
 from research.bench.peaks.rates import memory_peak, peaks
-from srm.engine.config import DEMO_MODEL, EngineConfig, ModelConfig, ProductSetting
+from srm.engine.config import DEMO_MODEL, Dtype, EngineConfig, ProductSetting
 from srm.engine.device.libc import keep_freed_memory
 from srm.engine.weights.random_model import write_random_model
 
@@ -31,8 +31,8 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Values of d_model of further models, which have random weights."""
     device: Literal["cpu", "gpu"] = "cpu"
     """Device to measure: the processor, or the first GPU."""
-    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Dtypes of matrices and activations; each is measured."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """Dtypes of matrices and activations; each is measured. A GPU has bfloat16 and float8."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU, same as the engine's setting of this name."""
     repetitions: int = 5
@@ -45,9 +45,27 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.dtypes:
             raise ValueError("dtypes must name at least one")
-        if self.device == "gpu" and "float32" in self.dtypes:
-            raise ValueError("dtypes must be bfloat16 alone where device is gpu")
+        device, absent = self.device, {"cpu": "float8", "gpu": "float32"}[self.device]
+        if absent in self.dtypes:
+            raise ValueError(f"dtypes must not have {absent} where device is {device}")
         super().__post_init__()
+
+
+class StepsConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
+    """Settings of benchmarks of single steps, which are of a GPU and of random models alone."""
+
+    device: Literal["cpu", "gpu"] = "gpu"
+    """Device to measure: the processor, or the first GPU."""
+    dtypes: tuple[Dtype, ...] = ("bfloat16",)
+    """Dtypes of matrices and activations; each is measured."""
+    random_widths: tuple[int, ...] = (1024, 512)
+    """Values of d_model of the models."""
+    rows: tuple[int, ...] = (65_536,)
+    """Rows of a step."""
+    repetitions: int = 3
+    """Steps, or measurements of each figure."""
+    seconds: float = 0.5
+    """Least time of one repetition, in seconds."""
 
 
 def measure_models(config: BenchConfig, measure: Callable[[Path], dict[str, Any]]) -> Record:
@@ -73,11 +91,6 @@ def measure_each(config: BenchConfig, measure: Callable[[Path], dict[str, Any]])
             models.append({"name": name} | measure(path))
             gc.collect()  # a runner's memory, before the next one's
     return models
-
-
-def random_shape(width: int) -> ModelConfig:
-    """Return the paper's main model of this width, as benchmarks fill it with random weights."""
-    return ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
 
 
 def _peaks_now(gemm: GemmPeak, config: BenchConfig, when: str) -> dict[str, Any]:

@@ -79,17 +79,13 @@ class Ops:
     """The ops of a model of this shape and dtype, compiled once.
 
     `weights` are those that are bound, by the name of their op: f32[K, N], as the dtype keeps them.
-    `only` names ops, if not all are wanted.
     """
 
-    def __init__(
-        self, variant: Variant, device: Device, folder: Path, only: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, variant: Variant, device: Device, folder: Path) -> None:
         model, dtype = variant.model, variant.dtype
         self.device, self.dtype = device, dtype
         session = InferenceSession(devices=[device])
-        ops = build_ops(variant, DeviceRef.from_device(device))
-        self.ops = {name: op for name, op in ops.items() if name in (only or ops)}
+        self.ops = build_ops(variant, DeviceRef.from_device(device))
         compiled = load_ops(GraphCache(session, device, folder), self.ops, variant)
         self.weights, registry = {}, {}
         feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=not device.is_host)

@@ -73,7 +73,7 @@ def measure(config: EngineBenchConfig) -> Record:
 def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
     weights = load_checkpoint(path)
     runs = [_measure_engine(path, weights, dtype, config) for dtype in config.dtypes]
-    if config.pytorch and has_torch() and _is_plain(weights):
+    if config.pytorch and has_torch(config.device) and _is_plain(weights):
         runs += _measure_pytorch(path, config)
     return {
         "config": msgspec.to_builtins(weights.config),

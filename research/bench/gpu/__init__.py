@@ -1,1 +1,1 @@
-"""The measurements of `deploy/gpu`: each writes its results as lines, as soon as it has them."""
+"""Benchmarks of single steps of a GPU, and the report of what the kit of `deploy/gpu` brought."""

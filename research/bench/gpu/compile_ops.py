@@ -1,4 +1,4 @@
-"""`python -m research.bench.gpu.compile_ops`: the graphs of `research.bench.gpu.ops`, for a GPU
+"""`python -m research.bench.gpu.compile_ops`: the graphs of `research.bench.engine.ops`, for a GPU
 that is not here.
 
 Takes the settings of `engine.device.precompile`.

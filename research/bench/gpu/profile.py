@@ -1,21 +1,22 @@
-"""`python -m research.bench.gpu.profile TASK`: time on the GPU of every kernel of a step, by ncu.
+"""`srm bench profile`: time on the GPU of every kernel of a step, by ncu.
 
 Runs `research.bench.gpu.one_step` below NVIDIA's profiler, which serialises kernels, and reads its
-table, which stays beside the lines. MAX's kernels have names of digits; each is told by its place.
+table, which stays beside the record. MAX's kernels have names of digits; each is told by its place.
+With `counted_rows`, files beside it have every counter of one launch of each kernel, and what its
+warps wait for at each instruction.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import subprocess
 import sys
 from collections import defaultdict
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from research.bench.gpu.task import Lines, Task, read_task
+from research.bench.engine.models import StepsConfig
+from research.bench.frame import Record, note, run, table
+from srm.errors import ConfigError
 
 METRIC = "gpu__time_duration.sum"
 NS = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}
@@ -25,62 +26,72 @@ LAYERS = {
     6: ("norm", "up", "down", "proj_in", "mix", "proj_out"),  # in float8
 }
 """Kernels of a step in their order, those of a layer by how many there are."""
+NUM_LAYERS = 8
+
+
+class ProfileConfig(StepsConfig, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench profile`."""
+
+    counted_rows: tuple[int, ...] = ()
+    """Rows of steps whose kernels have all their counters read."""
 
 
 def main(argv: list[str]) -> int:
-    task = read_task(argv)
-    lines = Lines.from_task(task)
-    step: dict[str, Any] = {}
-
-    def profile() -> dict[str, Any]:
-        step.update(_profile(task, argv[0]))
-        return step
-
-    lines.attempt("kernels", profile)
-    for rows in task.op_rows if step else ():
-        count = partial(_count, task, argv[0], rows, step["launches"])
-        lines.attempt(f"counters {rows}", count)
-    return 0
+    """Profile, write a record, print its table."""
+    return run(ProfileConfig, argv, "profile", measure, markdown)
 
 
-def _profile(task: Task, given: str) -> dict[str, Any]:
-    report = _file_of(task, "kernels.csv")
-    _run_steps(
-        *("--csv", "--page", "raw", "--metrics", METRIC, "--log-file", str(report)),
-        settings=json.loads(given) | {"part": f"{task.part} run"},
-    )
-    kernels = last_step(read_kernels(report.read_text()), task.model.num_layers)
-    return {"d_model": task.d_model, "rows": task.rows[0]} | kernels
+def measure(config: ProfileConfig) -> Record:
+    """Return the kernels of a step of each width; counters stay in files."""
+    config.output.mkdir(parents=True, exist_ok=True)
+    cases = []
+    for width in config.random_widths:
+        report = config.output / f"kernels-{width}.csv"
+        options = ("--csv", "--page", "raw", "--metrics", METRIC, "--log-file", str(report))
+        _run_steps(config, width, config.rows[0], *options)
+        step = last_step(read_kernels(report.read_text()), NUM_LAYERS)
+        cases.append(note({"d_model": width, "rows": config.rows[0]} | step))
+        for rows in config.counted_rows:
+            _count(config, width, rows, step["launches"])
+    return {"cases": cases}
 
 
-def _count(task: Task, given: str, rows: int, launches: int) -> dict[str, Any]:
-    """Have every counter of one launch of each kernel of a step written to files, and what its
-    warps wait for at each instruction."""
-    report = _file_of(task, "counters.ncu-rep")
-    skipped, names = each_once(launches, task.model.num_layers)
-    _run_steps(
-        *("--set", "full", "--import-source", "no", "-f", "-o", str(report)),
-        *("--launch-skip", str(skipped), "--launch-count", str(len(names))),
-        settings=json.loads(given)
-        | {"part": f"{task.part} {rows} rows", "rows": [rows], "repetitions": 3},
-    )
+def _count(config: ProfileConfig, width: int, rows: int, launches: int) -> None:
+    report = config.output / f"counters-{width}-{rows}.ncu-rep"
+    skipped, names = each_once(launches, NUM_LAYERS)
+    which = ("--launch-skip", str(skipped), "--launch-count", str(len(names)))
+    full = ("--set", "full", "--import-source", "no", "-f", "-o", str(report))
+    _run_steps(config, width, rows, *full, *which)
     for page in ("raw", "source"):
         shown = ["ncu", "--import", str(report), "--csv", "--page", page]
-        with _file_of(task, f"{page}.csv").open("wb") as file:
+        with report.with_suffix(f".{page}.csv").open("wb") as file:
             subprocess.run(shown, check=True, stdout=file)
-    facts = {"d_model": task.d_model, "rows": rows, "bytes": report.stat().st_size}
-    return facts | {"kernels_in_order": names}
+    note({"d_model": width, "rows": rows, "kernels_in_order": names})
 
 
-def _run_steps(*options: str, settings: dict[str, Any]) -> None:
-    """Run steps below ncu; their lines are another part's, so that both attempts count."""
+def _run_steps(config: ProfileConfig, width: int, rows: int, *options: str) -> None:
+    flags: Record = {"random-widths": width, "rows": rows, "dtypes": config.dtypes[0]}
+    flags |= {"repetitions": 3, "cache-dir": config.cache_dir, "product": config.product}
     profiler = ["ncu", "--clock-control", "none", "--target-processes", "all", *options]
-    steps = [sys.executable, "-m", "research.bench.gpu.one_step", json.dumps(settings)]
-    subprocess.run([*profiler, *steps], check=True)
+    steps = [sys.executable, "-m", "research.bench.gpu.one_step"]
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    try:
+        subprocess.run([*profiler, *steps, *given], check=True)
+    except OSError as error:
+        raise ConfigError(f"ncu, NVIDIA's profiler, cannot be run: {error.strerror}") from error
 
 
-def _file_of(task: Task, name: str) -> Path:
-    return Path(task.lines).with_name(f"{task.part.replace(' ', '-')}-{name}")
+def markdown(record: Record) -> list[str]:
+    """Render the record as a table."""
+    return table(
+        "d | rows | kernel | calls | µs | of the step",
+        (
+            f"{case['d_model']} | {case['rows']:,} | `{kernel['name'][:80]}` | {kernel['calls']} "
+            f"| {kernel['ns'] / 1e3:,.1f} | {kernel['ns'] / case['ns']:.1%}"
+            for case in record["cases"]
+            for kernel in case["kernels"]
+        ),
+    )
 
 
 def read_kernels(report: str) -> list[tuple[str, float]]:
@@ -135,7 +146,3 @@ def _labels(launches: int, num_layers: int) -> list[str]:
     if layer is None:
         return [f"launch {number}" for number in range(launches)]
     return [*BEGIN, *layer * num_layers, *END]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

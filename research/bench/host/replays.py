@@ -1,25 +1,30 @@
-"""`python -m research.bench.host.replays TASK`: engine steps launched and replayed, in turns.
+"""`srm bench replays`: engine steps launched and replayed, in turns.
 
-Both must give the same tokens and log-probabilities to the last bit. A line has tokens a second of
-each, and the microseconds that the host spends on each phase of a step.
+Both must give the same tokens and log-probabilities to the last bit. A row of the table has tokens
+a second of each, and the microseconds that the host spends on each phase of a step.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from research.bench.engine.decode import _endless, decode_rows, random_tokens, settings_for
-from research.bench.gpu.steps import bench_config, open_runner
-from research.bench.gpu.task import Lines, Task, read_task
+from research.bench.engine.decode import (
+    decode_rows,
+    endless,
+    random_runner,
+    random_tokens,
+    settings_for,
+)
+from research.bench.engine.models import StepsConfig
+from research.bench.frame import Record, note, random_shape, run, table
+from srm.engine.config import ModelConfig
 from srm.engine.device.runner import ModelRunner
 from srm.engine.process.engine import Engine
 from srm.engine.steps.batch import FROM_DEVICE
@@ -30,19 +35,45 @@ WARM_STEPS = 8
 
 
 def main(argv: list[str]) -> int:
-    task = read_task(argv)
-    lines, runner = Lines.from_task(task), open_runner(task)
-    known = {"d_model": task.d_model, "dtype": task.dtype}
-    for rows in task.rows:
-        lines.attempt(f"{rows} rows agree", partial(_compare, task, runner, rows), **known)
-        lines.attempt(f"{rows} rows", partial(_measure, task, runner, rows), **known)
-    runner.close()
-    return 0
+    """Measure, write a record, print its table."""
+    return run(StepsConfig, argv, "replays", measure, markdown)
 
 
-def _compare(task: Task, runner: ModelRunner, rows: int) -> dict[str, Any]:
+def measure(config: StepsConfig) -> Record:
+    """Return both ways of steps of each width and number of rows."""
+    cases = []
+    for width in config.random_widths:
+        model = random_shape(width)
+        runner = random_runner(model, config, config.dtypes[0], max(config.rows))
+        for rows in config.rows:
+            case: Record = {"d_model": width, "rows": rows}
+            case |= {"differing": _count_differing(model, runner, rows)}
+            cases.append(note(case | _measure(model, runner, rows, config)))
+        runner.close()
+    return {"cases": cases}
+
+
+def markdown(record: Record) -> list[str]:
+    """Render the record as a table."""
+    return table(
+        "d | rows | differing values | tok/s launched | replayed | µs of the host's phases, "
+        "launched | replayed",
+        (
+            f"{case['d_model']} | {case['rows']:,} | {case['differing']} "
+            f"| {case['eager_tokens_per_s']:,.0f} | {case['replayed_tokens_per_s']:,.0f} "
+            f"| {_phases(case['eager_host_us'])} | {_phases(case['replayed_host_us'])}"
+            for case in record["cases"]
+        ),
+    )
+
+
+def _phases(host_us: dict[str, float]) -> str:
+    return ", ".join(f"{name} {us:,.1f}" for name, us in host_us.items())
+
+
+def _count_differing(model: ModelConfig, runner: ModelRunner, rows: int) -> int:
     results = {}
-    (first,) = random_tokens(task.model, 1, rows)
+    (first,) = random_tokens(model, 1, rows)
     for way, replays in WAYS.items():
         runner.replay_steps(replays)
         fed, parts = first, []
@@ -51,36 +82,36 @@ def _compare(task: Task, runner: ModelRunner, rows: int) -> dict[str, Any]:
             parts += [result.token_ids, result.logprobs.view(np.int32)]
             fed = np.full(rows, FROM_DEVICE, np.int32)
         results[way] = np.concatenate(parts)
-    differing = int((results["eager"] != results["replayed"]).sum())
-    return {"rows": rows, "differing": differing, "ok": not differing}
+    return int((results["eager"] != results["replayed"]).sum())
 
 
-def _measure(task: Task, runner: ModelRunner, rows: int) -> dict[str, Any]:
+def _measure(
+    model: ModelConfig, runner: ModelRunner, rows: int, config: StepsConfig
+) -> dict[str, Any]:
     raw: dict[str, list[float]] = {way: [] for way in WAYS}
     phases: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in WAYS}
-    for repetition in range(task.repetitions):
+    for repetition in range(config.repetitions):
         for way, replays in WAYS.items():
             runner.replay_steps(replays)
-            raw[way].append(_rate(task, runner, rows, repetition, phases[way]))
-    facts: dict[str, Any] = {"rows": rows, "raw": raw}
+            settings = settings_for(config, config.dtypes[0], rows, rows)
+            engine = Engine(model, runner, settings)
+            engine.add(endless(model, rows, repetition, 1.0))
+            raw[way].append(_rate(engine, rows, config.seconds, phases[way]))
+    facts: dict[str, Any] = {"raw": raw}
     for way in WAYS:
         facts[f"{way}_tokens_per_s"] = median(raw[way])
         facts[f"{way}_host_us"] = {
-            name: round(1e6 * median(taken), 1) for name, taken in phases[way].items()
+            name: round(1e6 * median(seconds), 1) for name, seconds in phases[way].items()
         }
     return facts
 
 
-def _rate(
-    task: Task, runner: ModelRunner, rows: int, seed: int, phases: dict[str, list[float]]
-) -> float:
-    engine = Engine(task.model, runner, settings_for(bench_config(task), "bfloat16", rows, rows))
-    engine.add(_endless(task.model, rows, seed, 1.0))
+def _rate(engine: Engine, rows: int, least_s: float, phases: dict[str, list[float]]) -> float:
     for _ in range(WARM_STEPS):
         engine.step_overlapped()
     steps, started = 0, time.perf_counter()
     with timed(engine, phases):
-        while engine.has_request("bench") and time.perf_counter() - started < task.seconds:
+        while engine.has_request("bench") and time.perf_counter() - started < least_s:
             engine.step_overlapped()
             steps += 1
     seconds = time.perf_counter() - started
@@ -111,7 +142,3 @@ def timed(engine: Engine, phases: dict[str, list[float]]) -> Iterator[None]:
     finally:
         for name, owner in owners.items():
             delattr(owner, name)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

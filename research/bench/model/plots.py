@@ -65,7 +65,7 @@ def _plot_run(record: Record, model: Record, run: Record, panels: list[Axes]) ->
     peak = record["peak_gflops"].get(run["dtype"])
     if peak is not None:  # measured by torch alone, where the engine does not compute in it
         shares.plot(sizes, [t * model["flops_per_token"] / 1e9 / peak for t in tokens], **style)
-    copied = record.get("peak_gb_per_s")  # of one call of deploy/gpu alone
+    copied = record.get("peak_gb_per_s")
     if copied and bytes_moved(model, run["dtype"], 1) is not None and run["by"] == "srm":
         moved = [bytes_moved(model, run["dtype"], row) or 0 for row in rows]
         gb_per_s = [size / s / 1e9 for size, s in zip(moved, seconds, strict=True)]

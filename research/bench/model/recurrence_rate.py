@@ -20,8 +20,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from research.bench.frame import note, random_shape
 from srm.engine.weights.checkpoint import load_checkpoint
-from srm.engine.weights.weights import Weights
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import Weights, fold
 from srm.training.recurrence import Recurrence
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -41,18 +43,25 @@ class RecurrenceTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The measurements to make."""
 
     model: str
+    """Checkpoint, or the width of a random model."""
     device: Literal["cpu", "gpu"]
     dtypes: tuple[Literal["float32", "bfloat16"], ...]
     batch_sizes: tuple[int, ...]
     repetitions: int
     seconds: float
+    forms: tuple[str, ...] = ()
+    """FORMS to measure; empty: all that the device has."""
 
 
 def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, first_steps_s, batches}; the first steps compile."""
     task = msgspec.json.decode(argv[0], type=RecurrenceTask)
-    weights = load_checkpoint(Path(task.model))
-    forms = list(FORMS)[: 2 if task.device == "cpu" else None]
+    if task.model.isdecimal():
+        shape = random_shape(int(task.model))
+        weights = fold(shape, random_tensors(shape), "random")
+    else:
+        weights = load_checkpoint(Path(task.model))
+    forms = task.forms or list(FORMS)[: 2 if task.device == "cpu" else None]
     dtypes = [_rates(weights, form, dtype, task) for dtype in task.dtypes for form in forms]
     sys.stdout.write(msgspec.json.encode(dtypes).decode())
     return 0
@@ -61,7 +70,7 @@ def main(argv: list[str]) -> int:
 def _rates(weights: Weights, form: str, dtype: str, task: RecurrenceTask) -> dict[str, Any]:
     decoder, batches, first_steps_s = Decoder(weights, form, dtype, task.device), [], 0.0
     for batch_size in task.batch_sizes:
-        measured = decoder.measure(batch_size, task.repetitions, task.seconds)
+        measured = note(decoder.measure(batch_size, task.repetitions, task.seconds))
         first_steps_s += measured.pop("first_step_s")
         batches.append(measured)
     by = {"by": FORMS[form], "dtype": dtype, "first_steps_s": first_steps_s}

@@ -7,6 +7,7 @@ measured then ("–"), and no device.
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 from research.bench.frame import Record, table
@@ -73,8 +74,11 @@ def start_cells(run: Record) -> tuple[str, str]:
 
 
 def limit(record: Record, dtype: str, flops: int, moved: int) -> tuple[str, float]:
-    """Return the peak that binds so many operations and bytes, and the seconds at that peak."""
-    by_flops = flops / record["peak_gflops"][dtype] / 1e9
+    """Return the peak that binds so many operations and bytes, and the seconds at that peak.
+
+    A dtype without a measured peak, as float8, is bound by its bytes alone.
+    """
+    by_flops = flops / record["peak_gflops"].get(dtype, math.inf) / 1e9
     by_bytes = moved / record["peak_gb_per_s"] / 1e9
     return ("GEMM", by_flops) if by_flops > by_bytes else ("memory", by_bytes)
 

@@ -6,6 +6,7 @@ nothing else changes.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -18,9 +19,11 @@ import msgspec
 from srm.loadtest.records import ROOT
 
 
-def has_torch() -> bool:
-    """Whether PyTorch is installed here."""
-    return importlib.util.find_spec("torch") is not None
+def has_torch(device: str) -> bool:
+    """Whether PyTorch is installed here, for this kind of device."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    return device == "cpu" or "+cpu" not in importlib.metadata.version("torch")
 
 
 def torch_products(

@@ -28,8 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from research.bench.engine.models import random_shape
-from research.bench.frame import Record, Settings, run, table
+from research.bench.frame import Record, Settings, random_shape, run, table
 from research.bench.host.serving import serving
 from research.bench.server.load import send
 from srm.engine.config import DEMO_MODEL, EngineConfig

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from max.engine import InferenceSession
 
-from research.bench.engine.decode import decode_rows, random_tokens
-from research.bench.gpu.steps import open_runner
-from research.bench.gpu.task import Task
+from research.bench.engine.decode import decode_rows, random_runner, random_tokens
+from research.bench.engine.models import StepsConfig
+from research.bench.frame import random_shape
 from srm.engine.device.graph_cache import GraphCache
-from srm.engine.device.runner import open_device
+from srm.engine.device.runner import ModelRunner, open_device
 from srm.engine.device.slot_copies import SlotCopies
 from srm.engine.device.state_pool import StatePool
 from srm.engine.steps.batch import SlotStates
@@ -32,6 +32,7 @@ from srm.errors import SRMError
 
 ROWS = 4_096
 D_MODEL = 512
+MODEL = random_shape(D_MODEL)
 
 
 @cache
@@ -43,9 +44,8 @@ def mark(what: str) -> None:
     os.write(_log(), json.dumps({"mark": what}).encode() + b"\n")
 
 
-def _task(folder: str, rows: int, slots: int = 0) -> Task:
-    settings: dict[str, Any] = {"d_model": D_MODEL, "rows": (rows,), "slots": slots}
-    return Task(part="", lines="", device="gpu", cache_dir=folder, **settings)
+def _runner(folder: str, rows: int, slots: int = 0) -> ModelRunner:
+    return random_runner(MODEL, StepsConfig(cache_dir=Path(folder)), "bfloat16", rows, slots)
 
 
 def open_gpu(*numbers: str) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def open_gpu(*numbers: str) -> dict[str, Any]:
 
 def steps(folder: str) -> dict[str, Any]:
     """Two steps one by one, then two that overlap; all of random weights."""
-    runner, task = open_runner(_task(folder, ROWS)), _task(folder, ROWS)
-    (tokens,) = random_tokens(task.model, 1, ROWS)
+    runner = _runner(folder, ROWS)
+    (tokens,) = random_tokens(MODEL, 1, ROWS)
     batch = decode_rows(tokens, 0)
     for number in ("first", "second", "third"):  # both sets of buffers are there after these
         mark(number)
@@ -92,8 +92,8 @@ def steps(folder: str) -> dict[str, Any]:
 def wait_for_a_step(folder: str, until: str = "") -> dict[str, Any]:
     """A step, whatever becomes of it. Another thread makes the file that a wait of the driver's
     lasts until, once that has begun."""
-    runner, task = open_runner(_task(folder, 256)), _task(folder, 256)
-    (tokens,) = random_tokens(task.model, 1, 256)
+    runner = _runner(folder, 256)
+    (tokens,) = random_tokens(MODEL, 1, 256)
     mark("step")
     if until:
         threading.Thread(target=_end_the_wait, args=(until,)).start()
@@ -113,7 +113,7 @@ def _end_the_wait(until: str) -> None:
 def start(folder: str, slots: str) -> dict[str, Any]:
     """Start a runner of so many slots."""
     try:
-        runner = open_runner(_task(folder, 256, int(slots)))
+        runner = _runner(folder, 256, int(slots))
     except SRMError as error:
         return {"refused": error.message}
     return {"slots": runner.num_slots}
@@ -121,7 +121,7 @@ def start(folder: str, slots: str) -> dict[str, Any]:
 
 def copy_slots(folder: str, slots: str) -> dict[str, Any]:
     """A pool of so many slots, of which the highest are written and read."""
-    device, model, count = open_device("gpu"), _task(folder, 1).model, int(slots)
+    device, model, count = open_device("gpu"), MODEL, int(slots)
     session = InferenceSession(devices=[device])
     compiled = GraphCache(session, device, Path(folder)).slots()
     copies = SlotCopies(session, compiled, model.state_width, device)

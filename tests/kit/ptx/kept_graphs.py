@@ -15,7 +15,7 @@ from typing import NoReturn
 from max.engine import InferenceSession
 from max.graph.graph import KernelLibrary
 
-from deploy.gpu.graphs import GPU_GRAPHS, GRAPHS
+from deploy.gpu.graphs import GRAPHS
 from srm.engine.device.precompile import leave
 
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     logging.disable(logging.INFO)  # of how long compiling took, which is not done
     InferenceSession.compile = must_compile
     KernelLibrary.load_paths = KernelLibrary.verify_custom_op = do_nothing
-    for name, command in (GRAPHS | GPU_GRAPHS).items():
+    for name, command in GRAPHS.items():
         module, *arguments = command.split()
         try:
             import_module(module).main([*arguments, "--output", argv[0]])

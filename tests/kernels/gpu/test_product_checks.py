@@ -1,4 +1,4 @@
-"""How the kit for a GPU holds products to float64, tried on what numpy computes."""
+"""How a GPU's products are held to float64, tried on what numpy computes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from max.graph import DeviceRef
 from research.bench.engine.feeds import Array, Feeds
 from research.bench.engine.float8 import float8_ops
 from research.bench.engine.ops import widened
-from research.bench.gpu.logprobs import float8_mixer
-from research.bench.gpu.ops import check_float8, check_product
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16, widen_bfloat16
 from srm.engine.device.products import SLICE
@@ -20,6 +18,7 @@ from srm.engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_sca
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
 from tests.kernels import oracle
+from tests.kernels.product_checks import check_float8, check_product, float8_mixer
 from tests.kit.engines.numpy_runner import F64, TINY, feed, in_float64, silu, tiny_weights
 
 MODEL = ModelConfig(d_model=512, num_layers=3, num_heads=4, n_ctx=16, vocab_size=1024)
