@@ -246,6 +246,7 @@ def read_generation_config(folder: Path, within: Path | None = None) -> Generati
 def read_model_config(folder: Path, within: Path | None = None) -> tuple[ModelConfig, bytes]:
     """Return the configuration in a folder, with all end tokens that it names, and what
     `config.json` has. Raises CheckpointError."""
+    check_model_folder(folder)
     path = folder / "config.json"
     try:
         data = read_file(path, within=within)

@@ -290,6 +290,10 @@ class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """Id of this message, which no running request has."""
 
 
+HEARTBEAT_S = 1.0
+"""How often a client sends a Hello."""
+
+
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
     """First message of a client, and its heartbeat; answered with a Status."""
 

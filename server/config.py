@@ -13,14 +13,13 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from srm.engine.client.client import HEARTBEAT_S
 from srm.engine.config import (
     DEMO_MODEL,
     EngineConfig,
     check_utf8,
     find_model,
 )
-from srm.engine.messages import MAX_PRIORITY
+from srm.engine.messages import HEARTBEAT_S, MAX_PRIORITY
 from srm.errors import ConfigError
 from srm.logs import LogFormat, LogLevel
 from srm.server.model_identity import digest

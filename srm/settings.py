@@ -13,6 +13,7 @@ import argparse
 import ast
 import inspect
 import os
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Set
@@ -275,12 +276,11 @@ def _is_group(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
-@cache  # Python parses the whole file to find a class
+@cache
 def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Return the string under each field, on one line. Python does not keep it, so the source is
     read."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(definition, ast.ClassDef)
+    definition = _classes(kind.__module__)[kind.__name__]
     (parent,) = kind.__bases__
     inherited = field_docs(parent) if parent is not msgspec.Struct else {}
     return inherited | {
@@ -292,6 +292,13 @@ def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
         and isinstance(below.value, ast.Constant)
         and isinstance(below.value.value, str)
     }
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes that a module defines outside functions, by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _spelled_out(argv: list[str], known: Mapping[str, Setting]) -> list[str]:

@@ -18,6 +18,7 @@ import msgspec
 from srm.engine.client.connection import EngineConnection
 from srm.engine.client.streams import Stream, Streams, Write
 from srm.engine.messages import (
+    HEARTBEAT_S,
     Abort,
     Control,
     Done,
@@ -39,7 +40,6 @@ from srm.tasks import Fail, beside, end_process, task_group
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
 """Seconds without an answer to a heartbeat after which an engine counts as gone; and for which
 engines that start are waited for once another one is there."""

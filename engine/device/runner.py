@@ -43,9 +43,9 @@ from srm.engine.steps.batch import (
     StepResult,
 )
 from srm.engine.weights.float8 import float8_tensors
+from srm.engine.weights.huge_pages import HugePages
 from srm.engine.weights.weights import Weights, named_tensors
 from srm.errors import ConfigError
-from srm.memory import HugePages
 
 log = logging.getLogger(__name__)
 

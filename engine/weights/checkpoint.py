@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.config import ModelConfig, check_model_folder, read_model_config
+from srm.engine.config import ModelConfig, read_model_config
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensor_file import (
     DELTA_OF,
@@ -63,9 +63,8 @@ def read_model(folder: Path) -> ModelFiles:
 def read_stored(folder: Path) -> StoredModel:
     """Read the files in `folder`. Raises CheckpointError naming the one that cannot be read, and
     for a delta, which is no model of its own."""
-    check_model_folder(folder)
-    tensor_path = weights_path(folder)
     config, config_bytes = read_model_config(folder)
+    tensor_path = weights_path(folder)
     if (base := read_metadata(tensor_path).get(DELTA_OF)) is not None:
         raise CheckpointError(
             f"{tensor_path} is a delta: it has only what differs from weights {cut(base, 64)!r}, "

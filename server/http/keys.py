@@ -14,6 +14,7 @@ from pathlib import Path
 
 from srm.errors import ConfigError
 from srm.files import read_file
+from srm.server.config import ServerConfig
 
 VARIABLE = "SRM_API_KEYS"
 MIN_LENGTH = 16
@@ -100,3 +101,19 @@ def _of_variable(value: str) -> Iterator[tuple[str, str]]:
     for number, entry in enumerate(value.replace("\n", ",").split(","), 1):
         if entry.strip():
             yield f"{VARIABLE}, entry {number}", entry
+
+
+def check_limits(config: ServerConfig, keys: Keys) -> None:
+    """Raises ConfigError for limits of keys where there are none, and for names that none has."""
+    for name in ("requests_per_minute", "tokens_per_minute"):
+        if getattr(config, name) and not keys.all:
+            raise ConfigError(
+                f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
+                f"set api_keys_file or {VARIABLE}"
+            )
+    for name in config.priority_keys:
+        if name not in keys.names:
+            raise ConfigError(
+                f"priority_keys names {name!r}, and there is no such key: the names are "
+                f"{', '.join(map(repr, keys.names)) or 'none'}"
+            )

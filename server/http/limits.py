@@ -17,10 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 
-from srm.errors import ConfigError
-from srm.server.config import ServerConfig
 from srm.server.errors import RateLimited
-from srm.server.http.keys import VARIABLE, Keys
 
 LONGEST_S = 120
 """Most seconds that a client is told to wait: it would not wait longer, and not come back."""
@@ -48,7 +45,7 @@ class Limits:
         self.shares_prompts = shares_prompts
         self.per_minute = requests_per_minute, tokens_per_minute
         self.clock = clock
-        self.fd = memory() if fd < 0 and any(self.per_minute) else fd
+        self.fd = os.memfd_create("srm-limits") if fd < 0 and any(self.per_minute) else fd
         self._accounts: dict[str, Account] = {}
         self._ranks = {name: rank for rank, name in enumerate(reversed(first), 1)}
 
@@ -116,24 +113,3 @@ class Account:
             os.pwrite(fd, _FULL_AT.pack(*full_at), self._place)
         finally:
             fcntl.lockf(fd, fcntl.LOCK_UN, size, self._place)
-
-
-def memory() -> int:
-    """Create an anonymous file in memory, in which all buckets are full."""
-    return os.memfd_create("srm-limits")
-
-
-def check_limits(config: ServerConfig, keys: Keys) -> None:
-    """Raises ConfigError for limits of keys where there are none, and for names that none has."""
-    for name in ("requests_per_minute", "tokens_per_minute"):
-        if getattr(config, name) and not keys.all:
-            raise ConfigError(
-                f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
-                f"set api_keys_file or {VARIABLE}"
-            )
-    for name in config.priority_keys:
-        if name not in keys.names:
-            raise ConfigError(
-                f"priority_keys names {name!r}, and there is no such key: the names are "
-                f"{', '.join(map(repr, keys.names)) or 'none'}"
-            )

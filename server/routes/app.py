@@ -35,8 +35,7 @@ from srm.server.dialects.rollouts.control import TrainerControl
 from srm.server.http.auth import Auth
 from srm.server.http.cors import Cors
 from srm.server.http.draining import Draining
-from srm.server.http.keys import Keys, load_keys
-from srm.server.http.limits import check_limits
+from srm.server.http.keys import Keys, check_limits, load_keys
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.responses import add_body_route
 from srm.server.http.traces import Tracer

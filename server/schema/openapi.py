@@ -115,16 +115,18 @@ def reference(kind: type[msgspec.Struct]) -> Schema:
 def document(operations: Iterable[Operation], title: str, version: str) -> Schema:
     """The whole OpenAPI document."""
     paths: dict[str, dict[str, Schema]] = {}
-    schemas = _components([ErrorBody], is_reply=True)
+    replies: list[type[msgspec.Struct]] = [ErrorBody]
+    bodies: dict[type[msgspec.Struct], BodySchema] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
         events = operation.events if isinstance(operation.events, tuple) else (operation.events,)
-        replies = [
-            kind for kind in (operation.reply, *events, *operation.parts) if isinstance(kind, type)
-        ]
-        schemas |= _components(replies, is_reply=True)
+        named = (operation.reply, *events, *operation.parts)
+        replies += [kind for kind in named if isinstance(kind, type)]
         if operation.body is not None:
-            schemas |= _request(operation.body)
+            bodies[operation.body.kind] = operation.body
+    schemas = _components(replies, is_reply=True)
+    for body in bodies.values():
+        schemas |= _request(body)
     return {
         "openapi": VERSION,
         "info": {"title": title, "version": version, "description": _ABOUT},

@@ -25,20 +25,18 @@ import msgspec
 import srm
 from srm import logs, metrics_memory
 from srm.cores import available_cores
-from srm.engine.config import COUNTDOWN_MODEL, EngineConfig
+from srm.engine.config import COUNTDOWN_MODEL, EngineConfig, read_model_config
 from srm.engine.process.watchdog import Heartbeat
 from srm.engine.wiring import EngineWiring
 from srm.errors import ConfigError
 from srm.metrics_memory import Region
 from srm.server.config import ServerConfig, within_open_files
-from srm.server.http.keys import VARIABLE, load_keys
-from srm.server.http.limits import check_limits, memory
+from srm.server.http.keys import VARIABLE, check_limits, load_keys
 from srm.server.http.listeners import listen, listen_as, remove_same, url_of
 from srm.server.loop_turns import LOOP_TIMEOUT_S
 from srm.server.model_identity import model_id
 from srm.server.supervise.own_folder import COPIES, keep_first, own_folder
 from srm.server.supervise.supervisor import Child, Supervisor
-from srm.server.text.text import read_model_config
 from srm.server.text.tokenizer_files import report_unread
 from srm.server.wiring import ServerWiring
 from srm.settings import Command, build, read_settings
@@ -152,7 +150,7 @@ def _supervisor(
         endpoint=",".join(endpoints),
         listen_fd=listeners[0].fileno(),
         admin_fd=listeners[1].fileno() if server.admin_port else -1,
-        limits_fd=memory(),
+        limits_fd=os.memfd_create("srm-limits"),
         why_no_jobs_fd=why_no_jobs,
     )
     snapshots = engine.snapshot_dir or str(server.data_folder / "snapshots")

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from srm.engine import config
-from srm.engine.config import ModelConfig, check_model_folder
+from srm.engine.config import read_model_config
 from srm.server.text import tokenizer_files
 from srm.server.text.stream import ByteTable
 from srm.tokenizer_file import TextEncoder, read_tokenizer
@@ -35,7 +34,7 @@ class Text:
 
     def __init__(self, folder: Path) -> None:
         """Load `config.json` and `tokenizer.json`. Raises CheckpointError naming the file."""
-        self.model = read_model_config(folder)
+        self.model = read_model_config(folder)[0]
         self.labels = [f"token_id:{token}" for token in range(self.model.vocab_size)]
         """How each token is written where one token is shown alone."""
         self.longest_token = len(self.labels[-1])
@@ -120,12 +119,6 @@ def _by_length(texts: list[str]) -> Iterator[list[str]]:
         characters += len(text)
     if some:
         yield some
-
-
-def read_model_config(folder: Path) -> ModelConfig:
-    """Raises CheckpointError, which names the file."""
-    check_model_folder(folder)
-    return config.read_model_config(folder)[0]
 
 
 def _entries(vocab: dict[str, int], added: dict[int, AddedToken], size: int) -> list[bytes]:

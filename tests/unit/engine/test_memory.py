@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from srm.memory import HUGE_PAGE, HugePages
+from srm.engine.weights.huge_pages import HUGE_PAGE, HugePages
 
 
 @pytest.mark.parametrize("has_huge_pages", [True, False])

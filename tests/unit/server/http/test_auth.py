@@ -20,7 +20,6 @@ from srm.server.http.auth import TOO_MANY_CONNECTIONS, Auth
 from srm.server.http.cors import Cors, is_loopback
 from srm.server.http.draining import Draining
 from srm.server.http.keys import ApiKey, Keys
-from srm.server.http.limits import memory
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.routes.app import OPERATIONS
 from srm.server.wiring import ServerWiring
@@ -139,7 +138,7 @@ async def test_a_full_server_hears_its_operator(path: str) -> None:
 
 
 async def test_what_the_operator_asks_is_no_part_of_a_keys_limit() -> None:
-    limits_fd = memory()
+    limits_fd = os.memfd_create("limits")
     limited: Asked = {"keys": KEYS, "requests_per_minute": 1, "limits_fd": limits_fd, "port": 9000}
     try:
         statuses = [(await ask(key=ADMIN, **limited)).status_code for _ in range(2)]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from srm.errors import ConfigError
 from srm.server.config import ServerConfig
 from srm.server.errors import RateLimited
-from srm.server.http.keys import Keys, key_to_send, load_keys
-from srm.server.http.limits import Limits, check_limits, memory
+from srm.server.http.keys import Keys, check_limits, key_to_send, load_keys
+from srm.server.http.limits import Limits
 from tests.kit.serving import ROOT
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -158,7 +158,7 @@ account = Limits(20, 0, {fd}, lambda: 0.0).account("a")
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    fd = memory()
+    fd = os.memfd_create("limits")
     yield fd
     os.close(fd)
 
@@ -188,7 +188,7 @@ def test_a_process_that_is_killed_while_it_counts_stops_nobody(fd: int) -> None:
 
 @given(st.floats(0.5, 1_000), st.lists(st.floats(0, 30), min_size=1, max_size=200))
 def test_no_key_gets_more_than_its_rate(per_minute: float, pauses: list[float]) -> None:
-    fd = memory()
+    fd = os.memfd_create("limits")
     key = Key(per_minute, 0, fd)
     admitted = [key.wait_s(now) for now in accumulate(pauses)].count(0)
     os.close(fd)

@@ -9,16 +9,14 @@ from unittest.mock import AsyncMock
 import pytest
 
 import srm.__main__ as srm
-from srm.engine.config import COUNTDOWN_MODEL, DEMO_MODEL, EngineConfig
+from srm.engine.config import COUNTDOWN_MODEL, DEMO_MODEL, EngineConfig, read_model_config
 from srm.errors import CheckpointError, ConfigError
 from srm.server.config import ServerConfig, within_open_files
-from srm.server.http.keys import load_keys
-from srm.server.http.limits import check_limits
+from srm.server.http.keys import check_limits, load_keys
 from srm.server.http.listeners import listen, listen_as, remove_same, url_of
 from srm.server.model_identity import model_id
 from srm.server.supervise import launch
 from srm.server.supervise.launch import QUESTION, flags, load_settings, main
-from srm.server.text.text import read_model_config
 from srm.server.wiring import ServerWiring
 from srm.settings import load
 from tests.kit.serving import ROOT
