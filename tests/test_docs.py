@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain, takewhile
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,6 +252,16 @@ def test_every_metric_that_is_named_exists() -> None:
         assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
 
 
+@cache
+def known_flags() -> set[str]:
+    """Names of the flags of all commands."""
+    fields = chain(*(settings_in(kind) for kind, _ in settings_tables()))
+    flags = {"config", "help", "version"} | {field.name.replace("_", "-") for field in fields}
+    for parser in (convert_parser(), inspect_parser()):
+        flags |= set(re.findall(r"--([a-z][a-z-]*)", parser.format_help()))
+    return flags
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     text = path.read_text()
@@ -258,12 +269,8 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code)) <= set(targets)
     assert set(re.findall(r"(?<!from )\bsrm ([a-z]+)(?![\w.])", code)) <= set(COMMANDS)
-    fields = chain(*(settings_in(kind) for kind, _ in settings_tables()))
-    flags = {"config", "help", "version"} | {field.name.replace("_", "-") for field in fields}
-    for parser in (convert_parser(), inspect_parser()):
-        flags |= set(re.findall(r"--([a-z][a-z-]*)", parser.format_help()))
     used = re.findall(r"(?:srm|engine\.device\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
-    assert set(used) <= flags
+    assert set(used) <= known_flags()
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         linked = path.parent / target if target else path
         assert linked.exists(), f"{target} is not there"
