@@ -64,7 +64,7 @@ VARIED = [
     if (call.body or (call.path_parameters and mode is GenerationMode.POSITIVE))
     and not (mode is GenerationMode.NEGATIVE and label in FORMS | ALIASES)
 ]
-QUICK, MORE, MANY = 6, 16, 400
+QUICK, MORE, MANY = 2, 16, 400
 """Cases of an operation and a mode, times 3; times 6 where there are streams."""
 CHAT, SEVERAL = "POST /v1/chat/completions", "POST /v1/chat/completions/batch"
 """Requests of the second one are drawn as those of the first: lists of lists take minutes."""
