@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -96,50 +97,51 @@ async def test_1000_clients_that_leave_the_demo_model() -> None:
         await check(running, 1_000)
 
 
-def test_a_client_that_has_sent_its_next_request_can_leave_too(text_model: Path) -> None:
+def connect(server: Server, times: int = 1, **fields: Any) -> socket.socket:
+    """A client that has sent a completion request so many times."""
+    address = urlsplit(server.url)
+    body = json.dumps({"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields})
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
+    client = socket.create_connection((address.hostname, address.port))
+    client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode() * times)
+    return client
+
+
+@pytest.fixture(scope="module")
+def holding(text_model: Path) -> Iterator[Server]:
+    """A server whose engine may be held."""
+    module = "tests.kit.processes.held_engine"
+    with Server(text_model, *SERVER_FLAGS, engine_module=module) as running:
+        yield running
+
+
+def test_a_client_that_has_sent_its_next_request_can_leave_too(
+    holding: Server, text_model: Path
+) -> None:
     """The first one is what runs, and ends though the engine is held."""
-    with Server(
-        text_model, *SERVER_FLAGS, engine_module="tests.kit.processes.held_engine"
-    ) as server:
-        address = urlsplit(server.url)
-        for fields in ({"stream": True}, {"stream": False}):
-            body = json.dumps({"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields})
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
-            whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
-            with held(text_model):
-                with socket.create_connection((address.hostname, address.port)) as client:
-                    client.sendall(whole * 2)
-                    wait_until(lambda: server.metric("srm_engine_running_sequences") == 1)
-                server.wait_until_idle(60)
-        lines = "".join(server.lines)
-    assert lines.count("status=499") == 2 and "ERROR" not in lines
+    for is_stream in (True, False):
+        with held(text_model):
+            with connect(holding, times=2, stream=is_stream):
+                wait_until(lambda: holding.metric("srm_engine_running_sequences") == 1)
+            holding.wait_until_idle(60)
+    wait_until(lambda: "".join(holding.lines).count("status=499") == 2)
+    assert "ERROR" not in "".join(holding.lines)
 
 
-def test_tokens_of_clients_that_left_are_counted(text_model: Path) -> None:
+def test_tokens_of_clients_that_left_are_counted(holding: Server, text_model: Path) -> None:
     """A whole reply's were observed as 0. The engine says how many it has sampled."""
+    observed, made = "srm_request_generation_tokens", "srm_engine_decode_tokens_total"
+    made_before, *before = (
+        holding.metric(name) for name in (made, f"{observed}_count", f"{observed}_sum")
+    )
+    sampled = 0
     kinds: list[dict[str, Any]]
     kinds = [{}, {"n": 3}, {"stop": "zzz"}, {"logprobs": 1}, {"stream": True}]
-    with Server(
-        text_model, *SERVER_FLAGS, engine_module="tests.kit.processes.held_engine"
-    ) as server:
-        address, observed = urlsplit(server.url), "srm_request_generation_tokens"
-        made = {"tokens": "srm_engine_decode_tokens_total", "replies": f"{observed}_count"}
-
-        def wait_for(**counts: float) -> None:
-            wait_until(lambda: all(server.metric(made[name]) == counts[name] for name in counts))
-
-        sampled = 0
-        for number, fields in enumerate(kinds, 1):
-            server.wait_until_idle(60)
-            before = server.metric(made["tokens"])
-            asked = {"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields}
-            body, own = json.dumps(asked), 3 * asked.get("n", 1)
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
-            whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
-            with held(text_model, steps=3):
-                with socket.create_connection((address.hostname, address.port)) as client:
-                    client.sendall(whole)
-                    wait_for(tokens=before + own)
-                wait_for(replies=number)
-                sampled += own
-                assert server.metric(f"{observed}_sum") == sampled, fields
+    for number, fields in enumerate(kinds, 1):
+        holding.wait_until_idle(60)
+        sampled += 3 * fields.get("n", 1)
+        with held(text_model, steps=3):
+            with connect(holding, **fields):
+                wait_until(lambda: holding.metric(made) == made_before + sampled)  # noqa: B023
+            wait_until(lambda: holding.metric(f"{observed}_count") == before[0] + number)  # noqa: B023
+            assert holding.metric(f"{observed}_sum") == before[1] + sampled, fields
