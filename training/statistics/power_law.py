@@ -75,6 +75,8 @@ def _error(at: Floats, x: Floats, coverage: Floats) -> float:
 
 
 def fits(ks: Sequence[int], means: Floats, start: PowerLaw) -> list[PowerLaw]:
-    """Fit each row of resampled coverage; rows that no law can be fitted to are left out."""
-    fitted = (fit(ks, row, start) for row in means)
-    return [fitted_curve for fitted_curve in fitted if fitted_curve is not None]
+    """Fit each row of resampled coverage; rows that no law can be fitted to are left out. Of few
+    problems many rows are equal, and are fitted once."""
+    rows, places = np.unique(means, axis=0, return_inverse=True)
+    fitted = [fit(ks, row, start) for row in rows]
+    return [law for place in places.ravel() if (law := fitted[place]) is not None]
