@@ -1,6 +1,6 @@
 """Malformed bodies and requests are refused in our shape; offers change nothing.
 
-Who offers one is answered as without: bytes, curl, and Java's own client.
+Who offers one is answered as without: curl, and Java's own client.
 """
 
 from __future__ import annotations
@@ -120,10 +120,6 @@ def test_malformed_requests_are_refused(server: Server, num_requests: int) -> No
     assert answered[200] and answered[400]
 
 
-OFFER = (
-    b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
-    b"Upgrade: h2c\r\n"
-)
 POSTED = {
     operation.path.replace("{batch_id}", "none"): json.dumps(
         valid_body(ROUTES.get(operation.path, []))
@@ -151,27 +147,6 @@ def plain(server: Server) -> dict[str, Answer]:
         entries[path] = answer(reply.status_code, reply.text)
     assert len(entries) > 10 and entries["/v1/completions"][0] == 200
     return entries
-
-
-def framed(body: bytes, is_in_chunks: bool) -> bytes:
-    if is_in_chunks:
-        return b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-
-
-@pytest.mark.parametrize("is_in_chunks", [False, True])
-def test_every_route_reads_the_body_behind_an_offer(server: Server, is_in_chunks: bool) -> None:
-    """`the body is empty`, it said: to Java's client, curl --http2 and all that share their way."""
-    address = urlsplit(server.url)
-    wanted = plain(server)
-    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
-        for path, body in POSTED.items():
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n".encode()
-            typed = b"Content-Type: application/json\r\n"
-            connection.sendall(head + typed + OFFER + framed(body, is_in_chunks))
-            reply = HTTPResponse(connection, method="POST")
-            reply.begin()
-            assert answer(reply.status, reply.read().decode()) == wanted[path], path
 
 
 @pytest.mark.parametrize("ways", [["--http2"], ["--http2", "-H", "transfer-encoding: chunked"]])
