@@ -82,7 +82,6 @@ BENCHMARKS = {
     "profile": "research.bench.gpu.profile",
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",
-    "streams": "research.bench.server.streams",
     "against": "research.bench.server.against",
     "table": "research.bench.records.table",
 }

@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 DRAWN = {"engine", "kernels", "prefill", "host"}
 """Kinds of records that have a picture."""
-MAY_BE_0 = {"threads", "seed", "logprobs", "n", "hostile", "constrained"}
+MAY_BE_0 = {"threads", "seed", "n", "hostile", "constrained"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers", "counted_rows"}
 
 

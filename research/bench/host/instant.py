@@ -2,14 +2,12 @@
 
 Takes the flags of `python -m srm.engine`; of the checkpoint it reads only `config.json`. It returns
 made-up tokens, none of which ends a sequence, at the speed of the scheduler: benchmarks with it
-measure all that lies between engine and socket. If there is a file `step_s` beside `config.json`,
-each step takes as many seconds as it says.
+measure all that lies between engine and socket.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 
 import msgspec
 import numpy as np
@@ -27,7 +25,6 @@ from srm.settings import load
 
 DEFAULT_SLOTS = 65_536
 """Slots if num_slots is 0."""
-STEP_FILE = "step_s"
 
 
 class InstantRunner:
@@ -48,9 +45,6 @@ class InstantRunner:
         self._top_ids = rng.choice(np.array(ordinary, np.int32), likely)
         self._top_logprobs = -np.sort(rng.random(likely, np.float32))
         self._steps = 0
-        step_s = config.model / STEP_FILE
-        self._step_s = float(step_s.read_text()) if step_s.exists() else 0.0
-        self._free_at = 0.0
 
     def launch(self, batch: Batch) -> InstantStep:
         self._steps += 1
@@ -59,9 +53,7 @@ class InstantRunner:
         scored = slice(window, window + len(batch.score_rows))
         top = self._top_ids[scored], self._top_logprobs[scored]
         scores = Scores(self._logprobs[scored], np.ones(len(top[0]), np.int32), *top)
-        self._free_at = max(time.monotonic(), self._free_at) + self._step_s
-        result = StepResult(self._tokens[rows], self._logprobs[rows], scores)
-        return InstantStep(result, self._free_at)
+        return InstantStep(StepResult(self._tokens[rows], self._logprobs[rows], scores))
 
     def read_slots(self, slots: I64) -> SlotStates:
         return SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
@@ -78,14 +70,12 @@ class InstantRunner:
 
 
 class InstantStep:
-    """A step that is done at a moment known before."""
+    """A step that is done when it is launched."""
 
-    def __init__(self, result: StepResult, done_at: float) -> None:
-        self._result, self._done_at = result, done_at
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
 
     def wait(self) -> StepResult:
-        if (left := self._done_at - time.monotonic()) > 0:
-            time.sleep(left)
         return self._result
 
 

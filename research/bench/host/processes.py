@@ -21,8 +21,6 @@ class Process(NamedTuple):
     parent: int
     cpu_s: float
     """CPU time of the process and of its children that have ended."""
-    system_s: float
-    """The part of it that the kernel used."""
     rss_bytes: int
 
 
@@ -88,9 +86,8 @@ def processes() -> dict[int, Process]:
         if entry.name.isdecimal():
             with suppress(OSError):  # it has ended
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                user, system, *ended = (int(ticks) / _TICK for ticks in fields[11:15])
-                times = user + system + sum(ended), system + ended[1]
-                pids[int(entry.name)] = Process(int(fields[1]), *times, int(fields[21]) * _PAGE)
+                cpu_s = sum(map(int, fields[11:15])) / _TICK
+                pids[int(entry.name)] = Process(int(fields[1]), cpu_s, int(fields[21]) * _PAGE)
     return pids
 
 
@@ -100,16 +97,6 @@ def below(pid: int, table: dict[int, Process]) -> set[int]:
     while more := {key for key, process in table.items() if process.parent in pids} - pids:
         pids |= more
     return pids
-
-
-def children_of_server(pid: int, table: dict[int, Process]) -> dict[int, str]:
-    """Return `engine`, `api` or `jobs` for each process that `srm serve` has started."""
-    kinds = {}
-    for child in below(pid, table) - {pid}:
-        words = (_PROC / str(child) / "cmdline").read_bytes().split(b"\0")
-        (kind,) = {b"api", b"jobs"} & set(words) or {b"engine"}
-        kinds[child] = kind.decode()
-    return kinds
 
 
 def busy_s() -> float:

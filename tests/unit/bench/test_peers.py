@@ -181,7 +181,7 @@ def test_a_load_that_is_not_all_answered_is_an_error() -> None:
 
 def test_a_tree_of_processes_is_all_that_descends() -> None:
     parents = {1: 0, 2: 1, 3: 2, 4: 1, 5: 3}
-    table = {pid: Process(parent, 0.0, 0.0, 0) for pid, parent in parents.items()}
+    table = {pid: Process(parent, 0.0, 0) for pid, parent in parents.items()}
     assert below(2, table) == {2, 3, 5}
     assert below(9, table) == set()
 

@@ -13,9 +13,7 @@ import pytest
 from research.bench.host.serving import free_port
 from research.bench.server import against, http
 from research.bench.server.against import AgainstConfig, Burst, long_list, markdown
-from research.bench.server.bare_streams import bare_streams
 from research.bench.server.http import HttpBenchConfig
-from research.bench.server.profile import divided, part_of
 from srm.engine.config import DEMO_MODEL
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.grammars import Grammars
@@ -112,36 +110,3 @@ def test_a_server_that_does_not_answer_is_not_waited_for(url: str) -> None:
         http._requests_beside(url, "hostile", 1, count(), Counter()),
     ):
         pass
-
-
-LOOP = ["main (server/__main__.py:110)", "run (uvicorn/server.py:86)"]
-
-
-@pytest.mark.parametrize(
-    ("inner", "part"),
-    [
-        ([], "loop"),
-        (["take (/home/us/srm/engine/client/streams.py:9)"], "engine message"),
-        (["write (server/reply/stream_writer.py:80)"], "rendering"),
-        (["write (server/reply/stream_writer.py:80)", "__send (libc.so.6)"], "system call"),
-        (["write (server/http/connection.py:70)", "uv__write (uvloop/loop.so)"], "requests"),
-        (["push (server/generation/text.py:3)", "step (server/text/text.py:4)"], "decoding"),
-        (["sender (fancy/write.py:1)"], "loop"),
-    ],
-)
-def test_the_innermost_frame_of_ours_says_what_a_sample_is_of(inner: list[str], part: str) -> None:
-    assert part_of([*LOOP, *inner]) == part
-
-
-def test_samples_are_added_up() -> None:
-    stacks = ";".join([*LOOP, "take (engine/client/streams.py:9)"]) + " 7\n"
-    counts = divided(stacks + ";".join(LOOP) + " 3\n" + stacks)
-    expected = {"engine message": 14, "loop": 3}
-    assert {part: count for part, count in counts.items() if count} == expected
-
-
-@pytest.mark.parametrize("streams", [1, 5])
-def test_the_bare_program_writes_an_event_a_step_to_each_stream(streams: int) -> None:
-    bare, reading = bare_streams(streams, 40, 0.0)
-    assert reading.events == 40 * streams
-    assert bare.events_per_s > 0
