@@ -13,6 +13,7 @@ slowly at first and ends below SRM's loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import mean, median
 
 import numpy as np
@@ -30,11 +31,10 @@ from research.experiments.harness.models import (
     model_makers,
 )
 from research.experiments.harness.ordering import ordering
-from research.experiments.harness.report import number, points, spread, table
+from research.experiments.harness.report import draw_lines, number, points, spread, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
-from research.experiments.harness.settings import ModelSettings
-from srm.settings import load
+from research.experiments.harness.runner import Report, Results, fit_text, run_cases, values_of
+from research.experiments.harness.settings import ExperimentSettings
 
 FINEWEB = {"SRM": 2.80, "Transformer": 2.573, "masked mixer": 2.628, "Mamba 2": 2.758}
 """The paper's losses at d 1,024, 512, 1,024 and 512."""
@@ -44,27 +44,20 @@ PARTS = 16
 """Parts of a training run; of each the mean loss is shown."""
 
 
-class BaselinesConfig(ModelSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments baselines`."""
 
+    steps: int = 256
     rows: int = 16
-    """Sequences in one update."""
     d_model: int = 96
     """Width of SRM; other models get the width that gives them about as many parameters."""
+    num_layers: int = 4
     n_ctx: int = 128
-    """Tokens in a sequence."""
     learning_rates: tuple[float, ...] = (3e-3, 6e-3, 1.2e-2)
-    """Peak learning rates to try: reached after a tenth of the updates, then falling to 0."""
     further_rates: int = 4
     """Most further rates to try for a model: while its best rate is the largest or least one tried,
     twice or half of it is tried too."""
     max_vocab_size: int = 1_024
-    """Most entries of the tokenizer that is trained."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.d_model % MULTIPLE:
-            raise ValueError(f"d_model must be a multiple of {MULTIPLE}, got {self.d_model}")
 
 
 def width_of(make: MakeModel, parameters: int, most: int) -> int:
@@ -83,7 +76,7 @@ def width_of(make: MakeModel, parameters: int, most: int) -> int:
 class Trials:
     """Training runs of each model at its width, with any learning rate and number of steps."""
 
-    def __init__(self, config: BaselinesConfig, corpus: Corpus) -> None:
+    def __init__(self, config: Settings, corpus: Corpus) -> None:
         self._config, self._corpus = config, corpus
         self._make = model_makers(config.num_layers, config.n_ctx, corpus.vocab_size)
         wanted = sum(
@@ -107,23 +100,22 @@ class Trials:
         cases = {case: self._case(name, *of[name]) for case, name in names.items()}
         if is_trial:
             cases = {case: or_worst(measure) for case, measure in cases.items()}
-        losses = run_cases("baselines", self._config, cases, {"texts": self._corpus.sha256}, seeds)
+        losses = run_cases(self._config, cases, {"texts": self._corpus.sha256}, seeds)
         return {names[case]: results for case, results in losses.items()}
 
     def _case(self, name: str, rate: float, steps: int) -> Callable[[int], Numbers]:
-        config, corpus, width = self._config, self._corpus, self._widths[name]
+        width = self._widths[name]
+        full = {"precision": "float32"} if name in IN_FLOAT32 else {}
 
         def measure(seed: int) -> Numbers:
-            batches = corpus.batches(config.rows, config.n_ctx, seed)
-            full = {"precision": "float32"} if name in IN_FLOAT32 else {}
-            run, _, took = fit(lambda: self._make[name](width), batches, seed, steps, rate, **full)
-            loss = run.evaluate(corpus.evaluation(config.rows, config.n_ctx))
-            return {"loss": loss, "width": width, "learning_rate": rate, "steps": steps, **took}
+            make = partial(self._make[name], width)
+            _, _, took = fit_text(self._corpus, self._config, make, seed, steps, rate, **full)
+            return {"width": width, "learning_rate": rate, "steps": steps, **took}
 
         return measure
 
 
-def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, Numbers]]:
+def try_rates(config: Settings, trials: Trials) -> dict[str, dict[float, Numbers]]:
     """Train each model with all learning rates and the first seed; return its results by rate."""
     tried: dict[str, dict[float, Numbers]] = {name: {} for name in trials.names}
 
@@ -193,68 +185,60 @@ def page(
 ) -> list[str]:
     """Return the record's text: losses by learning rate, and for both comparisons a table and what
     agrees."""
-    lines = ["Losses by learning rate, with one seed:", ""]
+    rates = []
     for name, result in tried.items():
-        side = (
-            "" if not rate_beyond(result) else "; the best is the last that was tried on its side"
-        )
-        lines += [f"- {name}: {losses_of(result)}{side}"]
-    lines += [""]
+        is_edge = rate_beyond(result)
+        side = "; the best is the last that was tried on its side" if is_edge else ""
+        rates.append(f"- {name}: {losses_of(result)}{side}")
+    blocks = ["Losses by learning rate, with one seed:", "\n".join(rates)]
     for title, results in (("parameters", parameters), ("processor time", time)):
         ours = values_of(results, "loss")
-        seconds = values_of(results, "processor_seconds")
-        rows = []
-        for name, (figures, *_) in results.items():
-            sizes = [
-                str(figures["width"]),
-                f"{figures['parameters']:,}",
-                f"{figures['learning_rate']:g}",
+        rows = [
+            [
+                *(name, str(runs[0]["width"]), f"{runs[0]['parameters']:,}"),
+                *(f"{runs[0]['learning_rate']:g}", str(runs[0]["steps"])),
+                f"{mean(run['processor_seconds'] for run in runs):.0f}",
+                *(spread(ours[name]), number(FINEWEB.get(name)), number(FINEMATH.get(name))),
             ]
-            took = [str(figures["steps"]), f"{mean(seconds[name]):.0f}", spread(ours[name])]
-            rows.append(
-                [name, *sizes, *took, number(FINEWEB.get(name)), number(FINEMATH.get(name))]
-            )
+            for name, runs in results.items()
+        ]
         heads = ["model", "d", "parameters", "rate", "steps", "processor s", "loss"]
         heads += ["the paper's, FineWeb", "FineMath"]
-        lines += [f"Equal {title}:", "", *table(heads, rows), ""]
+        blocks += [f"Equal {title}:", table(heads, rows)]
         for text, paper in (("FineWeb", FINEWEB), ("FineMath", FINEMATH)):
-            lines += [f"Against {text}: {ordering(ours, paper).sentence()}", ""]
+            blocks.append(f"Against {text}: {ordering(ours, paper).sentence()}")
     steps = parameters[REFERENCE][0]["steps"]
     curves = {name: along(runs) for name, runs in parameters.items()}
-    shown = [len(curves[REFERENCE]) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
-    heads = ["model", *(f"to {round(steps * (i + 1) / len(curves[REFERENCE])):,}" for i in shown)]
+    parts = len(curves[REFERENCE])
+    shown = [parts * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+    heads = ["model", *(f"to {round(steps * (i + 1) / parts):,}" for i in shown)]
     rows = [[name, *(number(curve[i]) for i in shown)] for name, curve in curves.items()]
-    lines += [
-        f"Training losses at equal parameters, each the mean of 1/{len(curves[REFERENCE])} of the "
-        f"{steps:,} updates, up to the one named:",
-        "",
-        *table(heads, rows),
-        "",
+    return [
+        *blocks,
+        f"Training losses at equal parameters, each the mean of 1/{parts} of the {steps:,} "
+        "updates, up to the one named:",
+        table(heads, rows),
         f"Beside {REFERENCE}'s:",
-        "",
-        *crossings(parameters, steps),
+        "\n".join(crossings(parameters, steps)),
     ]
-    return lines
 
 
-def drawn(parameters: Results, time: Results) -> Figure:
+def draw(parameters: Results, time: Results) -> Figure:
     """Plot losses beside the paper's, and losses along training by processor time."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5))
     points(left, values_of(time, "loss"), FINEMATH, "loss (nats per token), equal time")
+    lines = {}
     for name, runs in parameters.items():
-        curve = along(runs)
-        seconds = mean(run["processor_seconds"] for run in runs)
+        curve, seconds = along(runs), mean(run["processor_seconds"] for run in runs)
         ends = (np.arange(len(curve)) + 1) * seconds / len(curve)
-        right.plot(ends, curve, marker=".", label=name)
-    right.set(xscale="log", xlabel="processor seconds", ylabel="training loss, equal parameters")
-    right.grid(linewidth=0.3)
-    right.legend(fontsize=7)
+        lines[name] = ends.tolist(), curve
+    labels = {"xlabel": "processor seconds", "ylabel": "training loss, equal parameters"}
+    draw_lines(lines, right, xscale="log", **labels)
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(BaselinesConfig, argv, prog="python -m research.experiments baselines")
+def run(config: Settings) -> Report:
+    """Try the rates, and train both comparisons at the best ones."""
     trials = Trials(config, standard_library(config.max_vocab_size))
     tried = try_rates(config, trials)
     rates = {name: best_rate(losses) for name, losses in tried.items()}
@@ -268,6 +252,4 @@ def main(argv: list[str]) -> int:
     }
     results |= {f"{name}, equal parameters": losses for name, losses in parameters.items()}
     results |= {f"{name}, equal time": losses for name, losses in time.items()}
-    lines = page(tried, parameters, time)
-    publish("baselines", argv, config, results, lines, drawn(parameters, time))
-    return 0
+    return results, page(tried, parameters, time), draw(parameters, time)

@@ -18,13 +18,12 @@ from typing import ClassVar
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from research.experiments.copying import EVALUATION_BATCHES, Copies, accuracy
-from research.experiments.harness.models import HEADS, MULTIPLE, make_variant
-from research.experiments.harness.report import table
+from research.experiments.copying import fit_copies
+from research.experiments.harness.models import HEADS, make_variant
+from research.experiments.harness.report import draw_lines, minutes_of, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases
+from research.experiments.harness.runner import Report, Results, run_cases
 from research.experiments.harness.settings import ExperimentSettings
-from srm.settings import load
 
 VARIANT = "mixed decay"
 RATE_WIDTH = 128
@@ -33,40 +32,21 @@ PAPER = (15_155, 1_024, 16)
 """The paper's estimate of tokens in the state of a model of that width and so many blocks."""
 
 
-class CapacityConfig(ExperimentSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments capacity`."""
 
     LEAST_SEEDS: ClassVar[int] = 1
     seeds: tuple[int, ...] = (0,)
-    """Seeds of weights and sequences; each case is run with each seed."""
     widths: tuple[int, ...] = (128, 256, 512)
-    """Widths of the models."""
-    copied: tuple[int, ...] = (16, 32, 64)
+    copied: tuple[int, ...] = (8, 16, 32)
     """Lengths of what is repeated, in tokens."""
     ids: int = 16
     """Number of token ids that sequences are drawn from, each equally likely."""
-    steps: int = 600
-    """Updates in each case."""
+    steps: int = 300
     rows: int = 16
-    """Sequences in one update."""
     num_layers: int = 2
-    """Number of blocks of the models."""
     learning_rate: float = 5e-3
-    """Peak learning rate at d 128, in proportion to 1 / √d: reached after a tenth of the updates,
-    then falling to 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("widths", MULTIPLE), ("copied", 1)):
-            value = getattr(self, name)
-            if not value or sorted(set(value)) != [*value] or value[0] < least:
-                raise ValueError(
-                    f"{name} must be one or more numbers ≥ {least} that rise, got {value}"
-                )
-        if any(width % MULTIPLE for width in self.widths):
-            raise ValueError(f"widths must be multiples of {MULTIPLE}, got {self.widths}")
-        if self.ids < 2:
-            raise ValueError(f"ids must be at least 2, got {self.ids}")
+    """Peak learning rate at d 128, in proportion to 1 / √d."""
 
 
 def case(width: int, copied: int) -> str:
@@ -74,25 +54,18 @@ def case(width: int, copied: int) -> str:
     return f"{width} {copied}"
 
 
-def measure(config: CapacityConfig, width: int, copied: int, seed: int) -> Numbers:
+def measure(config: Settings, width: int, copied: int, seed: int) -> Numbers:
     """Train one case; return its accuracy and loss on new sequences, and the tokens held."""
-    fresh = Copies(config.rows, copied, config.ids, (1,))
-    evaluation = [fresh[index] for index in range(EVALUATION_BATCHES)]
+    sizes = width, config.num_layers, 2 * copied, config.ids
     rate = config.learning_rate * (RATE_WIDTH / width) ** 0.5
-    run, _, took = fit(
-        lambda: make_variant(VARIANT, width, config.num_layers, 2 * copied, config.ids),
-        Copies(config.rows, copied, config.ids, (0, seed)),
-        seed,
-        config.steps,
-        rate,
-    )
-    took.pop("training_losses")
-    loss = run.evaluate(evaluation)
-    held = copied * max(0.0, 1 - loss / math.log(config.ids))
-    return {"accuracy": accuracy(run, evaluation), "loss": loss, "held": held, **took}
+    make = partial(make_variant, VARIANT, *sizes)
+    _, figures = fit_copies(config, make, copied, seed, rate)
+    figures.pop("training_losses")
+    held = copied * max(0.0, 1 - figures["loss"] / math.log(config.ids))
+    return figures | {"held": held}
 
 
-def most_held(config: CapacityConfig, results: Results, width: int) -> tuple[float, int]:
+def most_held(config: Settings, results: Results, width: int) -> tuple[float, int]:
     """Return the most tokens held at a width, the mean over seeds, and the length it was at."""
     by_length = {
         copied: mean(run["held"] for run in results[case(width, copied)])
@@ -102,7 +75,7 @@ def most_held(config: CapacityConfig, results: Results, width: int) -> tuple[flo
     return by_length[best], best
 
 
-def page(config: CapacityConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: tokens held by width and length, and beside the size of a
     state."""
 
@@ -120,45 +93,40 @@ def page(config: CapacityConfig, results: Results) -> list[str]:
         numbers = config.num_layers * d
         shown = [str(d), f"{numbers:,}", f"{held:.1f}", str(at)]
         most.append([*shown, f"{held / numbers:.3f}", f"{held * bits / numbers:.2f}"])
-    spent = sum(run["processor_seconds"] for runs in results.values() for run in runs)
     return [
         f"Random tokens of {config.ids} ids that an SRM of {config.num_layers} blocks and {HEADS} "
         f"heads still has in its state, after {config.steps:,} updates of {config.rows} sequences: "
         "the repeated tokens times (1 - loss / ln ids). In brackets the share repeated rightly. "
-        f"All cases took {spent / 60:.0f} processor minutes.",
-        "",
-        *table(["d", *(f"{copied} tokens" for copied in config.copied)], rows),
-        "",
+        f"{minutes_of(results)}",
+        table(["d", *(f"{copied} tokens" for copied in config.copied)], rows),
         "The most of these. Numbers of a state are d for each block:",
-        "",
-        *table(["d", "numbers", "tokens held", "of", "tokens a number", "bits a number"], most),
-        "",
+        table(["d", "numbers", "tokens held", "of", "tokens a number", "bits a number"], most),
         f"The paper's estimate, {tokens:,} tokens at d {width:,}, is "
         f"{tokens / (width * blocks):.3f} tokens a number, if of a model of {blocks} blocks. "
         "A length of which nearly all is repeated says that more would fit.",
     ]
 
 
-def drawn(config: CapacityConfig, results: Results) -> Figure:
+def draw(config: Settings, results: Results) -> Figure:
     """Plot the tokens held by length, a line for each width."""
     figure, axes = plt.subplots(figsize=(7, 5))
-    for width in config.widths:
-        held = [mean(run["held"] for run in results[case(width, n)]) for n in config.copied]
-        axes.plot(config.copied, held, marker="o", label=f"d {width}")
+    lines = {
+        f"d {d}": (
+            config.copied,
+            [mean(run["held"] for run in results[case(d, n)]) for n in config.copied],
+        )
+        for d in config.widths
+    }
     axes.plot(config.copied, config.copied, color="0.7", linewidth=1, label="all")
-    axes.set(xlabel="random tokens", ylabel="tokens held")
-    axes.grid(linewidth=0.3)
-    axes.legend(fontsize=7)
+    draw_lines(lines, axes, xlabel="random tokens", ylabel="tokens held")
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(CapacityConfig, argv, prog="python -m research.experiments capacity")
+def run(config: Settings) -> Report:
+    """Run all cases."""
     cases = {
         case(width, copied): partial(measure, config, width, copied)
         for width, copied in product(config.widths, config.copied)
     }
-    results = run_cases("capacity", config, cases, {})
-    publish("capacity", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    results = run_cases(config, cases, {})
+    return results, page(config, results), draw(config, results)

@@ -8,8 +8,10 @@ was remembered. Variants are compared by width, and by copied length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +19,19 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from research.experiments.harness.models import MULTIPLE, make_variant
+from research.experiments.harness.models import make_variant
 from research.experiments.harness.ordering import ordering
-from research.experiments.harness.report import number, points, spread, table
+from research.experiments.harness.report import (
+    draw_lines,
+    minutes_of,
+    number,
+    points,
+    spread,
+    table,
+)
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
-from research.experiments.harness.settings import ModelSettings
-from srm.settings import load
+from research.experiments.harness.runner import Report, Results, fit, run_cases, values_of
+from research.experiments.harness.settings import ExperimentSettings
 from srm.training.data import IGNORED
 from srm.training.loop import Run
 from srm.training.model import LanguageModel
@@ -58,17 +66,15 @@ PAPER_FALLS = "from more than 0.9 to less than 0.3"
 EVALUATION_BATCHES = 8
 
 
-class CopyingConfig(ModelSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments copying`."""
 
+    seeds: tuple[int, ...] = (0, 1)
     steps: int = 1_000
-    """Updates in each case."""
     rows: int = 32
-    """Sequences in one update."""
     d_model: int = 32
     """Width of the models for which copied lengths are compared."""
     num_layers: int = 2
-    """Number of blocks of the models."""
     n_ctx: int = 32
     """Tokens in a sequence where widths are compared; the second half repeats the first."""
     widths: tuple[int, ...] = (32, 64, 128)
@@ -78,22 +84,6 @@ class CopyingConfig(ModelSettings, frozen=True):
     ids: int = 16
     """Number of token ids that sequences are drawn from, each equally likely."""
     learning_rate: float = 5e-3
-    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n_ctx % 2:
-            raise ValueError(f"n_ctx must be even, got {self.n_ctx}")
-        for name, value in (("widths", self.widths), ("copied", self.copied)):
-            if not value or min(value) < 1 or sorted(set(value)) != list(value):
-                raise ValueError(f"{name} must be one or more numbers ≥ 1 that rise, got {value}")
-        if self.ids < 2:
-            raise ValueError(f"ids must be at least 2, got {self.ids}")
-        for width in {self.d_model, *self.widths}:
-            if width % (2 * MULTIPLE):
-                raise ValueError(
-                    f"widths and d_model must be multiples of {2 * MULTIPLE}, got {width}"
-                )
 
     @property
     def grid(self) -> list[tuple[int, int]]:
@@ -117,7 +107,7 @@ class Copies:
         return ids[:, :-1], targets
 
 
-def model(config: CopyingConfig, variant: str, width: int, copied: int) -> LanguageModel:
+def model(config: Settings, variant: str, width: int, copied: int) -> LanguageModel:
     """Make the model of a case."""
     width = width // 2 if variant == NARROW else width
     return make_variant(variant, width, config.num_layers, 2 * copied, config.ids)
@@ -135,20 +125,29 @@ def accuracy(run: Run, batches: list[tuple[Tensor, Tensor]]) -> float:
     return right / count
 
 
-def copy(config: CopyingConfig, variant: str, width: int, copied: int, seed: int) -> Numbers:
-    """Train one case; return accuracy and loss in nats per copied token, on new sequences."""
-    batches = Copies(config.rows, copied, config.ids, (0, seed))
+def fit_copies(
+    config: Any,
+    make: Callable[[], LanguageModel],
+    copied: int,
+    seed: int,
+    learning_rate: float,
+    **treatment: Any,
+) -> tuple[LanguageModel, Numbers]:
+    """Train a model to copy, in `rows` sequences of `ids` for `steps` as the settings say; return
+    it, with accuracy and loss in nats per copied token on new sequences, and what it took."""
     fresh = Copies(config.rows, copied, config.ids, (1,))
     evaluation = [fresh[index] for index in range(EVALUATION_BATCHES)]
-    run, _, took = fit(
-        lambda: model(config, variant, width, copied),
-        batches,
-        seed,
-        config.steps,
-        config.learning_rate,
-    )
+    batches = Copies(config.rows, copied, config.ids, (0, seed))
+    run, made, took = fit(make, batches, seed, config.steps, learning_rate, **treatment)
     figures = {"accuracy": accuracy(run, evaluation), "loss": run.evaluate(evaluation)}
-    return figures | {"width": width, "copied": copied, **took}
+    return made, figures | took
+
+
+def copy(config: Settings, variant: str, width: int, copied: int, seed: int) -> Numbers:
+    """Train one case; return its figures."""
+    make = partial(model, config, variant, width, copied)
+    _, figures = fit_copies(config, make, copied, seed, config.learning_rate)
+    return figures | {"width": width, "copied": copied}
 
 
 def case(variant: str, width: int, copied: int) -> str:
@@ -156,7 +155,7 @@ def case(variant: str, width: int, copied: int) -> str:
     return f"{variant} {width} {copied}"
 
 
-def paper(config: CopyingConfig) -> dict[str, float]:
+def paper(config: Settings) -> dict[str, float]:
     """Return the paper's accuracies by our cases, matching its widths with ours from the narrowest
     up."""
     return {
@@ -167,7 +166,7 @@ def paper(config: CopyingConfig) -> dict[str, float]:
     }
 
 
-def page(config: CopyingConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: tables by width and by length, and what agrees."""
     ours, theirs = values_of(results, "accuracy"), paper(config)
     by_width = [
@@ -175,67 +174,49 @@ def page(config: CopyingConfig, results: Results) -> list[str]:
         + [number(figures) for figures in PAPER.get(variant, (None, None, None))]
         for variant in VARIANTS
     ]
-    by_length = [
-        [variant, *(spread(ours[case(variant, config.d_model, n)]) for n in config.copied)]
+    by_length = {
+        variant: [ours[case(variant, config.d_model, n)] for n in config.copied]
         for variant in VARIANTS
-    ]
-    spent = sum(sum(values) for values in values_of(results, "processor_seconds").values())
+    }
     d_model, shortest, longest = config.d_model, config.copied[0], config.copied[-1]
-    rows = [(variant, *_ends(ours, variant, config)) for variant in VARIANTS]
-    falling = sum(last < first for _, first, last in rows)
+    falling = sum(mean(of[-1]) < mean(of[0]) for of in by_length.values())
+    rows = [[variant, *map(spread, of)] for variant, of in by_length.items()]
     return [
         f"Accuracy on the second half of new sequences; chance is {1 / config.ids:.3f}. "
-        f"All cases took {spent / 60:.0f} processor minutes.",
-        "",
+        f"{minutes_of(results)}",
         f"{config.n_ctx // 2} tokens copied, by width, and the paper's of 512 tokens; Mamba 2 is "
         "half as wide, here and there:",
-        "",
-        *table(["variant", *(f"d {w}" for w in config.widths), *PAPER_WIDTHS], by_width),
-        "",
-        f"{ordering(ours, theirs).sentence()}",
-        "",
+        table(["variant", *(f"d {w}" for w in config.widths), *PAPER_WIDTHS], by_width),
+        ordering(ours, theirs).sentence(),
         f"By tokens copied, at d {d_model}:",
-        "",
-        *table(["variant", *(str(copied) for copied in config.copied)], by_length),
-        "",
+        table(["variant", *(str(copied) for copied in config.copied)], rows),
         f"From {shortest} to {longest} copied tokens the accuracy of {falling} of {len(rows)} "
         f"variants falls; the paper's falls {PAPER_FALLS} at d 256.",
     ]
 
 
-def _ends(
-    ours: Mapping[str, list[float]], variant: str, config: CopyingConfig
-) -> tuple[float, float]:
-    first, last = (case(variant, config.d_model, config.copied[end]) for end in (0, -1))
-    return mean(ours[first]), mean(ours[last])
-
-
-def drawn(config: CopyingConfig, results: Results) -> Figure:
+def draw(config: Settings, results: Results) -> Figure:
     """Plot accuracies beside the paper's, and by copied length."""
     ours = values_of(results, "accuracy")
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.5))
     points(left, ours, paper(config), "accuracy")
-    for variant in VARIANTS:
-        means = [mean(ours[case(variant, config.d_model, n)]) for n in config.copied]
-        right.plot(config.copied, means, marker=".", label=variant)
-    right.set(xlabel=f"tokens copied, d {config.d_model}", ylabel="accuracy")
-    right.grid(linewidth=0.3)
-    right.legend(fontsize=7)
+    lines = {
+        variant: (
+            config.copied,
+            [mean(ours[case(variant, config.d_model, n)]) for n in config.copied],
+        )
+        for variant in VARIANTS
+    }
+    draw_lines(lines, right, xlabel=f"tokens copied, d {config.d_model}", ylabel="accuracy")
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(CopyingConfig, argv, prog="python -m research.experiments copying")
-
-    def case_of(variant: str, width: int, copied: int) -> Callable[[int], Numbers]:
-        return lambda seed: copy(config, variant, width, copied, seed)
-
+def run(config: Settings) -> Report:
+    """Run all cases."""
     cases = {
-        case(variant, *sizes): case_of(variant, *sizes)
+        case(variant, *sizes): partial(copy, config, variant, *sizes)
         for sizes in config.grid
         for variant in VARIANTS
     }
-    results = run_cases("copying", config, cases, {})
-    publish("copying", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    results = run_cases(config, cases, {})
+    return results, page(config, results), draw(config, results)

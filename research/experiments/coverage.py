@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import mean
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,20 +28,19 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from research.experiments.finetuning import gain, law, powers, rates
+from research.experiments.finetuning import draw_coverage, gain, law, powers, rates
 from research.experiments.harness import learning_rates
 from research.experiments.harness.learning_rates import or_worst
-from research.experiments.harness.models import HEADS, MULTIPLE, REFERENCE
+from research.experiments.harness.models import HEADS, REFERENCE
 from research.experiments.harness.reinforcing import GRPOSettings, reinforce
-from research.experiments.harness.report import spread, table
+from research.experiments.harness.report import AVERAGED, finish, first_and_last, spread, table
 from research.experiments.harness.result_cache import Numbers, digest
-from research.experiments.harness.runner import Results, check_writable, fit, publish, run_cases
+from research.experiments.harness.runner import Report, Results, check_writable, fit, run_cases
 from research.experiments.harness.settings import ExperimentSettings
 from research.experiments.harness.solving import draw_answers
 from research.experiments.harness.tasks import CountdownTask, SolvingTask, TextTask, draw_puzzles
 from srm.engine.config import ModelConfig
 from srm.errors import ConfigError
-from srm.settings import load
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.model import SRM, LanguageModel
 from srm.training.problems.countdown import (
@@ -54,7 +53,7 @@ from srm.training.problems.countdown import (
 )
 from srm.training.questions.questions import Question, check_apart, read_questions
 from srm.training.schedule import count_factors
-from srm.training.statistics import power_law
+from srm.training.settings import check_numbers
 from srm.training.statistics.coverage import Floats, Interval, intervals, resampled_means, spaced
 from srm.training.text.whole_files import replace_file
 
@@ -66,8 +65,6 @@ TIMED = 12
 EVALUATION_BATCHES = 6
 RESAMPLED = 1_000
 """Bootstrap resamples of the problems for the intervals."""
-AVERAGED = 5
-"""Number of first and of last updates of GRPO whose mean reward is shown."""
 LEAST_MIXED = 0.01
 """Share of puzzles with right and wrong answers below which GRPO has nothing to learn from."""
 
@@ -82,27 +79,12 @@ class GRPOCase(NamedTuple):
     """How many of them are resampled to learn from; 0: all are."""
 
 
-class CoverageConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m research.experiments coverage`."""
+class CoverageFlags(ExperimentSettings, frozen=True):
+    """Flags of `python -m research.experiments coverage`."""
 
     LEAST_SEEDS: ClassVar[int] = 1
-    minutes: float = 20.0
+    minutes: float = 10.0
     """Processor minutes that each model is trained for."""
-    search_minutes: float = 2.0
-    """Processor minutes that each learning rate of a model is tried for, with the first seed."""
-    learning_rates: tuple[float, ...] = (5e-4, 1e-3, 3e-3)
-    """Peak learning rates to try: reached after a tenth of the updates, then falling to 0."""
-    form: Literal["direct", "steps", "chain"] = "direct"
-    """How answers are written: `direct`, one expression; `steps`, any two of the numbers left;
-    `chain`, each step going on with the last result."""
-    d_model: int = 128
-    """Width of SRM."""
-    transformer_width: int = 256
-    """Width of the Transformer; its gated layers have twice as many channels."""
-    num_layers: int = 4
-    """Number of blocks of both."""
-    batch_tokens: int = 8_192
-    """Approximate tokens of one update."""
     train: Path | None = None
     """File .jsonl or .parquet of questions to learn, whose answers end with `#### <number>`; None:
     countdown puzzles are drawn."""
@@ -110,32 +92,39 @@ class CoverageConfig(ExperimentSettings, frozen=True):
     """Files .jsonl and .parquet of questions to answer, like those of `train`, or of puzzles, whose
     `question` reads "make 958 of 11 49 18 74 14 :"; none: held-out puzzles are drawn, of four, five
     and six numbers in turn."""
-    problems: int = 200
+    problems: int = 60
     """Number of problems to answer, the first ones of each file."""
     samples: int = 10_000
     """Answers to each problem; the largest k."""
-    grpo: GRPOSettings = GRPOSettings()
+    grpo_minutes: float = 0.0
+    """Processor minutes of GRPO, sampling and learning together, that each trained model then goes
+    through, plain and balanced; 0: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("minutes", "search_minutes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("d_model", "transformer_width"):
-            if getattr(self, name) % MULTIPLE:
-                raise ValueError(
-                    f"{name} must be a multiple of {MULTIPLE}, got {getattr(self, name)}"
-                )
-        if self.train is None:
-            return
-        if not self.input:
+        check_numbers(self, {"problems": 1, "samples": 1, "grpo_minutes": 0.0})
+        if not self.minutes > 0:
+            raise ValueError(f"minutes must be above 0, got {self.minutes}")
+        if self.train is not None and not self.input:
             raise ValueError("input must have files where train has one, got none")
-        for setting, value, only in (
-            ("form", self.form, "direct"),
-            ("grpo_minutes", self.grpo.grpo_minutes, 0),
-        ):
-            if value != only:
-                raise ValueError(f"{setting} must be {only} where train is a file, got {value}")
+        if self.train is not None and self.grpo_minutes:
+            got = self.grpo_minutes
+            raise ValueError(f"grpo_minutes must be 0 where train is a file, got {got}")
+
+
+class Settings(CoverageFlags, frozen=True):
+    """Settings of `python -m research.experiments coverage`."""
+
+    search_minutes: float = 1.0
+    """Processor minutes that each learning rate of a model is tried for, with the first seed."""
+    learning_rates: tuple[float, ...] = (5e-4, 1e-3, 3e-3)
+    d_model: int = 128
+    transformer_width: int = 128
+    """Width of the Transformer; its gated layers have twice as many channels."""
+    num_layers: int = 4
+    batch_tokens: int = 8_192
+    """Approximate tokens of one update."""
+    grpo: GRPOSettings = GRPOSettings()
 
     def make(self, kind: str, task: SolvingTask) -> SRM | Transformer:
         """Make a model of a kind."""
@@ -156,7 +145,7 @@ class CoverageConfig(ExperimentSettings, frozen=True):
             f"{kind} {style}": GRPOCase(kind, rollouts, min(size, rollouts - 1))
             for kind, rollouts in each.items()
             for style, size in sizes.items()
-            if grpo.grpo_minutes
+            if self.grpo_minutes
         }
 
     def weights(self, kind: str, seed: int) -> Path:
@@ -164,16 +153,16 @@ class CoverageConfig(ExperimentSettings, frozen=True):
         return self.results / "coverage" / f"model-{kind}-{seed}.pt"
 
 
-def read_task(config: CoverageConfig) -> SolvingTask:
+def read_task(config: Settings) -> SolvingTask:
     """Return what is learned and answered. Raises ConfigError for a file without so many problems,
     or with one that models are trained on."""
     if config.train is not None:
         return TextTask(config.train, read_inputs(config))
     if not config.input:
         drawn = draw_puzzles(np.random.default_rng(0), config.problems, is_held_out=True)
-        return CountdownTask({"": drawn}, config.form)
+        return CountdownTask({"": drawn})
     puzzles = {kind: [*_puzzles(of_kind)] for kind, of_kind in read_inputs(config).items()}
-    return CountdownTask(puzzles, config.form)
+    return CountdownTask(puzzles)
 
 
 def fault_of(puzzle: Countdown) -> str:
@@ -187,7 +176,7 @@ def fault_of(puzzle: Countdown) -> str:
     return "" if puzzle.is_held_out else "is one that models are trained on: leave it out"
 
 
-def read_inputs(config: CoverageConfig) -> dict[str, list[Question]]:
+def read_inputs(config: Settings) -> dict[str, list[Question]]:
     """Return the questions to answer by kind, which is the name of their file."""
     by_kind = {}
     for path in config.input:
@@ -213,7 +202,7 @@ def _puzzles(questions: Sequence[Question]) -> Iterator[Countdown]:
 
 
 def fitted(
-    config: CoverageConfig, task: SolvingTask, kind: str, rate: float, minutes: float, seed: int
+    config: Settings, task: SolvingTask, kind: str, rate: float, minutes: float, seed: int
 ) -> tuple[LanguageModel, Numbers]:
     """Train a model for some processor minutes; return it, and its loss on what is held out."""
     batches = task.batches(seed, config.batch_tokens)
@@ -227,14 +216,12 @@ def fitted(
     return model, {"loss": loss, "training_tokens": tokens, **figures, **took}
 
 
-def tried(config: CoverageConfig, task: SolvingTask, kind: str, rate: float, seed: int) -> Numbers:
+def tried(config: Settings, task: SolvingTask, kind: str, rate: float, seed: int) -> Numbers:
     """Train a model for the minutes of the search; return its loss."""
     return fitted(config, task, kind, rate, config.search_minutes, seed)[1]
 
 
-def learned(
-    config: CoverageConfig, task: SolvingTask, kind: str, rate: float, seed: int
-) -> Numbers:
+def learned(config: Settings, task: SolvingTask, kind: str, rate: float, seed: int) -> Numbers:
     """Train a model for the minutes and keep its weights; return its loss and their digest."""
     model, figures = fitted(config, task, kind, rate, config.minutes, seed)
     with replace_file(config.weights(kind, seed)) as partial_file:
@@ -243,7 +230,7 @@ def learned(
 
 
 def trained(
-    config: CoverageConfig, task: SolvingTask, kind: str, weights: str, seed: int
+    config: Settings, task: SolvingTask, kind: str, weights: str, seed: int
 ) -> LanguageModel:
     """Return a trained model, whose file has the digest `weights`. Raises ConfigError if it is
     missing or another one."""
@@ -258,24 +245,23 @@ def trained(
     return model
 
 
-def solved(
-    config: CoverageConfig, task: SolvingTask, kind: str, weights: str, seed: int
-) -> Numbers:
+def solved(config: Settings, task: SolvingTask, kind: str, weights: str, seed: int) -> Numbers:
     """Answer the problems with a trained model; return the right answers of each."""
     return draw_answers(trained(config, task, kind, weights, seed), task, config.samples, seed)
 
 
 def rewarded(
-    config: CoverageConfig, task: SolvingTask, case: GRPOCase, weights: str, seed: int
+    config: Settings, task: SolvingTask, case: GRPOCase, weights: str, seed: int
 ) -> Numbers:
     """Answer the problems with a trained model that has gone through GRPO; return the right answers
     of each, and what GRPO took."""
     model = trained(config, task, case.kind, weights, seed)
-    took = reinforce(model, config.grpo, case.rollouts, case.group_size, seed)
+    minutes, (_, rollouts, size) = config.grpo_minutes, case
+    took = reinforce(model, config.grpo, minutes, rollouts, size, seed)
     return draw_answers(model, task, config.samples, seed) | took
 
 
-def run_all(config: CoverageConfig, task: SolvingTask) -> Results:
+def run_all(config: Settings, task: SolvingTask) -> Results:
     """Search the rates, train, and answer; or read from disk what was done before."""
     check_writable("results", config.results / "coverage")
     prompts = "\n".join(problem.prompt for problem in task.problems)
@@ -287,7 +273,7 @@ def run_all(config: CoverageConfig, task: SolvingTask) -> Results:
         for kind in MODELS
         for rate in config.learning_rates
     }
-    results = run_cases("coverage", config, cases, made_of, config.seeds[:1])
+    results = run_cases(config, cases, made_of, config.seeds[:1])
     rates = {kind: best_rate(config, results, kind) for kind in MODELS}
     for seed in config.seeds:  # so that a run that is stopped has all of the first seeds
         of_seed = run_seed(config, task, rates, made_of, seed)
@@ -297,7 +283,7 @@ def run_all(config: CoverageConfig, task: SolvingTask) -> Results:
 
 
 def run_seed(
-    config: CoverageConfig,
+    config: Settings,
     task: SolvingTask,
     rates: Mapping[str, float],
     made_of: Mapping[str, Any],
@@ -306,7 +292,7 @@ def run_seed(
     """Train at the rates, answer, and learn from rewards with one seed."""
 
     def run(made_of: Mapping[str, Any], **cases: Callable[[int], Numbers]) -> Results:
-        return run_cases("coverage", config, cases, made_of, [seed])
+        return run_cases(config, cases, made_of, [seed])
 
     results: Results = {}
     for kind, rate in rates.items():
@@ -315,14 +301,14 @@ def run_seed(
         weights = results[training(kind)][0].get("weights", "")  # an older result has none
         of_weights = {**made_of, "weights": weights}
         results |= run(of_weights, **{kind: partial(solved, config, task, kind, weights)})
-        of_weights["grpo"] = asdict(config.grpo)
+        of_weights["grpo"] = {**asdict(config.grpo), "grpo_minutes": config.grpo_minutes}
         for name, case in config.grpo_cases.items():
             if case.kind == kind:
                 results |= run(of_weights, **{name: partial(rewarded, config, task, case, weights)})
     return results | run(made_of, **{RANDOM: partial(guessed, config, task)})
 
 
-def guessed(config: CoverageConfig, task: SolvingTask, seed: int) -> Numbers:
+def guessed(config: Settings, task: SolvingTask, seed: int) -> Numbers:
     """Answer the problems without a model; return the right answers of each."""
     return {"right": task.guess(config.samples, seed), "samples": config.samples}
 
@@ -337,12 +323,12 @@ def training(kind: str) -> str:
     return f"train {kind}"
 
 
-def best_rate(config: CoverageConfig, results: Results, kind: str) -> float:
+def best_rate(config: Settings, results: Results, kind: str) -> float:
     """Return the learning rate with the least loss."""
     return learning_rates.best_rate(tried_rates(config, results, kind))
 
 
-def tried_rates(config: CoverageConfig, results: Results, kind: str) -> dict[float, Numbers]:
+def tried_rates(config: Settings, results: Results, kind: str) -> dict[float, Numbers]:
     """Return the results of the search, by learning rate."""
     return {rate: results[searching(kind, rate)][0] for rate in config.learning_rates}
 
@@ -369,7 +355,7 @@ def at_budget(solved_rates: Floats, ks: Sequence[int], budget: float) -> float:
     return float(np.interp(np.log(budget), np.log(ks), solved_rates))
 
 
-def page(config: CoverageConfig, task: SolvingTask, results: Results) -> list[str]:
+def page(config: Settings, task: SolvingTask, results: Results) -> list[str]:
     """Return the record's text: what came out, pass@k over samples, operations and seconds, and
     what training took."""
     ks, few = spaced(config.samples), powers(config.samples)
@@ -380,64 +366,52 @@ def page(config: CoverageConfig, task: SolvingTask, results: Results) -> list[st
     groups = {"": np.full(len(kinds), True), ", hard": hardest(results)}
     if len(names := dict.fromkeys(kinds)) > 1:
         groups |= {f" of {name}": kinds == name for name in names}
-    lines = [
+    rows = [
+        [f"{case}{title}", *(f"{value:.4f}" for value in of.mean(axis=0))]
+        for title, which in groups.items()
+        for case, all_rates in at_few.items()
+        for of in [all_rates[which]]
+    ]
+    paid = []
+    for k in few:
+        row = [f"{k:,}", f"{at_budget(curves[TRANSFORMER], ks, k):.4f}"]
+        for of in ("seconds", "FLOP"):
+            answers = k * cost[TRANSFORMER][of] / cost[REFERENCE][of]
+            reached = at_budget(curves[REFERENCE], ks, answers)
+            row.append("–" if np.isnan(reached) else f"{reached:.4f}")
+        paid.append(row)
+    heads = ["answers of the Transformer", "its pass@k", "SRM, same seconds", "SRM, same FLOP"]
+    return [
         verdict(config, results),
-        "",
+        *([grpo_verdict(config, results)] if config.grpo_cases else []),
         f"{len(task.problems)} problems that neither model was trained on, {config.samples:,} "
         f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
         f"{RANDOM} has {task.guesses}. Hard are the {groups[', hard'].sum()} problems that these "
         "solve most seldom.",
-        "",
-        *table(
-            ["pass@k", *(f"k = {k:,}" for k in few)],
-            [
-                [f"{case}{title}", *(f"{value:.4f}" for value in of.mean(axis=0))]
-                for title, which in groups.items()
-                for case, whole in at_few.items()
-                for of in [whole[which]]
-            ],
-        ),
-        "",
+        table(["pass@k", *(f"k = {k:,}" for k in few)], rows),
         *(f"{case}: {law(results[case], config.samples)}" for case in MODELS),
-        "",
         "For the same processor seconds, and for the same operations, as so many answers of the "
         "Transformer; a dash stands where more answers than were drawn, or less than one, could be "
         "paid:",
-        "",
+        table(heads, paid),
+        *(grpo_page(config, results) if config.grpo_cases else []),
+        *_took(config, results, cost),
     ]
-    heads = ["answers of the Transformer", "its pass@k", "SRM, same seconds", "SRM, same FLOP"]
-    rows = []
-    for k in few:
-        paid = [
-            at_budget(curves[REFERENCE], ks, k * cost[TRANSFORMER][of] / cost[REFERENCE][of])
-            for of in ("seconds", "FLOP")
-        ]
-        own = at_budget(curves[TRANSFORMER], ks, k)
-        rows.append([f"{k:,}", f"{own:.4f}", *("–" if np.isnan(x) else f"{x:.4f}" for x in paid)])
-    lines += [*table(heads, rows), ""]
-    if config.grpo_cases:
-        lines[1:1] = ["", grpo_verdict(config, results)]
-        lines += grpo_page(config, results)
-    return [*lines, *_took(config, results, cost)]
 
 
-def _took(
-    config: CoverageConfig, results: Results, cost: Mapping[str, Mapping[str, float]]
-) -> list[str]:
+def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a table of training, and of what an answer costs."""
     rows = []
     for kind in MODELS:
         seeds = results[training(kind)]
         seconds = mean(seed["processor_seconds"] for seed in seeds)
         tokens = mean(seed["training_tokens"] for seed in seeds)
-        losses = [seed["loss"] for seed in seeds]
-        loss = spread(losses) if len(losses) > 1 else f"{losses[0]:.3f}"
         row = [kind, f"{seeds[0]['parameters']:,}", f"{best_rate(config, results, kind):g}"]
         row += [
             f"{mean(seed['steps'] for seed in seeds):,.0f}",
             f"{tokens / 1e6:.1f}",
             f"{seconds / 60:.1f}",
-            loss,
+            spread([seed["loss"] for seed in seeds]),
         ]
         drawn_tokens = sum(seed["tokens"] for seed in results[kind])
         drawn_seconds = sum(seed["processor_seconds"] for seed in results[kind])
@@ -455,12 +429,9 @@ def _took(
     )
     return [
         "Training, and what an answer cost:",
-        "",
-        *table(heads, rows),
-        "",
+        table(heads, rows),
         f"Losses in nats a token by learning rate, after {config.search_minutes:g} minutes: "
         f"{'; '.join(tried)}.{''.join(edges)}",
-        "",
         "SRM was sampled by the engine of `srm serve` in the experiment's process, the Transformer "
         f"by a loop in torch with keys and values kept; {dtypes}. Operations are two for each "
         "weight of a product and token; those of attention and of the state are left out.",
@@ -483,7 +454,7 @@ def hardest(results: Results) -> np.ndarray:
     return is_hard
 
 
-def verdict(config: CoverageConfig, results: Results) -> str:
+def verdict(config: Settings, results: Results) -> str:
     """Say at the largest budget of seconds that both were drawn for whether the claim holds."""
     ks = spaced(config.samples)
     cost = {kind: costs(results, kind)["seconds"] for kind in MODELS}
@@ -523,7 +494,7 @@ def decide(claim: str, gaps: Floats) -> tuple[str, Interval]:
     return f"{claim} is not decided here", of_gap
 
 
-def grpo_page(config: CoverageConfig, results: Results) -> list[str]:
+def grpo_page(config: Settings, results: Results) -> list[str]:
     """Return what GRPO gained, and what it did in its minutes."""
     ks, grpo = powers(config.samples), config.grpo
     gains, took = [], []
@@ -535,36 +506,30 @@ def grpo_page(config: CoverageConfig, results: Results) -> list[str]:
                 continue
             after, seeds = rates(results[name], ks), results[name]
             gains.append([name, *(gain(before[:, at], after[:, at]) for at in range(len(ks)))])
-            rewards = (
-                f"{mean(mean(seed['rewards'][part]) for seed in seeds):.4f}"
-                for part in (slice(AVERAGED), slice(-AVERAGED, None))
-            )
             row = [name, str(case.rollouts), f"{mean(seed['rows'] for seed in seeds):.0f}"]
             row += [f"{mean(len(seed['rewards']) for seed in seeds):.0f}"]
             row += [
                 f"{mean(seed[f'{part}_seconds'] for seed in seeds) / 60:.1f}"
                 for part in ("sampling", "learning")
             ]
-            took.append([*row, f"{mean(seed['mixed'] for seed in seeds):.0%}", *rewards])
+            took.append([*row, f"{mean(seed['mixed'] for seed in seeds):.0%}"])
+            took[-1] += first_and_last(seeds, digits=4)
     heads = ["case", "answers a puzzle", "rows learned", "updates", "min sampling", "min learning"]
     heads += ["mixed", f"reward of the first {AVERAGED} updates", f"of the last {AVERAGED}"]
     dtypes = {seed["grpo_dtype"] for name in config.grpo_cases for seed in results[name]}
     return [
-        f"GRPO for {grpo.grpo_minutes:g} processor minutes each, sampling and learning together: "
+        f"GRPO for {config.grpo_minutes:g} processor minutes each, sampling and learning together: "
         f"an update asks {grpo.grpo_puzzles} puzzles. All learn from answers in "
         f"{' and '.join(sorted(dtypes))} at the rate {grpo.grpo_learning_rate:g}, which was not "
         "searched. Plain GRPO learns from all answers to them, "
         "balanced resampling from as many as the table says, up to half of them right. pass@k "
         "before, and what it gained, by puzzle, with its standard error:",
-        "",
-        *table(["case", *(f"pass@{k:,}" for k in ks)], gains),
-        "",
-        *table(heads, took),
-        "",
+        table(["case", *(f"pass@{k:,}" for k in ks)], gains),
+        table(heads, took),
     ]
 
 
-def grpo_verdict(config: CoverageConfig, results: Results) -> str:
+def grpo_verdict(config: Settings, results: Results) -> str:
     """Say whether many answers of SRM gain more pass@1 than few of the Transformer, if both had
     something to learn from."""
     gained = {
@@ -585,13 +550,13 @@ def grpo_verdict(config: CoverageConfig, results: Results) -> str:
         )
     srm, other = (gained[kind].mean() for kind in MODELS)
     return (
-        f"{outcome}: in {config.grpo.grpo_minutes:g} processor minutes of balanced GRPO pass@1 "
+        f"{outcome}: in {config.grpo_minutes:g} processor minutes of balanced GRPO pass@1 "
         f"goes by {srm:+.4f} and by {other:+.4f}, a difference of {apart.mean():+.4f} "
         f"({of_gap.low:+.4f} … {of_gap.high:+.4f}, 95 % over puzzles)."
     )
 
 
-def drawn(config: CoverageConfig, results: Results) -> Figure:
+def draw(config: Settings, results: Results) -> Figure:
     """Plot pass@k over samples, operations and seconds, and the power laws beyond the samples; and
     what GRPO gained."""
     count = 4 if config.grpo_cases else 3
@@ -603,38 +568,25 @@ def drawn(config: CoverageConfig, results: Results) -> Figure:
         (panels[1], "FLOP", "FLOP a problem"),
         (panels[2], "seconds", "processor seconds a problem"),
     ):
-        for case, colour in zip((*MODELS, RANDOM), ("C0", "C1", "C7"), strict=True):
-            if case == RANDOM and member:
-                continue  # it has no model, so no price
-            unit = costs(results, case)[member] if member else 1.0
-            solved_rates = rates(results[case], ks)
-            over = np.array(intervals(resampled_means(solved_rates, RESAMPLED, 0)))
-            means = solved_rates.mean(axis=0)
-            axes.plot(unit * np.array(ks), means, color=colour, label=case)
-            axes.fill_between(unit * np.array(ks), *over.T, color=colour, alpha=0.2)
-            fitted = power_law.fit(ks, means)
-            if fitted is not None and case != RANDOM:
-                axes.plot(unit * np.array(beyond), fitted.coverage(beyond), ":", color=colour)
-        axes.set(xlabel=label, xscale="log", ylim=(0, 1.02))
-        axes.grid(linewidth=0.3)
+        for kind, colour in zip(MODELS, ("C0", "C1"), strict=True):
+            unit = costs(results, kind)[member] if member else 1.0
+            draw_coverage(axes, results[kind], ks, (colour, kind), beyond, unit)
+        if not member:  # guesses have no model, so no price
+            draw_coverage(axes, results[RANDOM], ks, ("C7", RANDOM), law_at=())
+        finish(axes, xlabel=label, xscale="log", ylim=(0, 1.02))
     panels[0].set(ylabel="pass@k")
-    panels[0].legend()
     for name, learning in config.grpo_cases.items():
         gained = rates(results[name], ks) - rates(results[learning.kind], ks)
         style = "-" if learning.group_size else "--"
         colour = f"C{MODELS.index(learning.kind)}"
         panels[-1].plot(ks, gained.mean(axis=0), style, color=colour, label=name)
     if config.grpo_cases:
-        panels[-1].set(xlabel="answers to a puzzle, k", ylabel="gain by GRPO", xscale="log")
-        panels[-1].grid(linewidth=0.3)
-        panels[-1].legend(fontsize=7)
+        finish(panels[-1], xlabel="answers to a puzzle, k", ylabel="gain by GRPO", xscale="log")
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(CoverageConfig, argv, prog="python -m research.experiments coverage")
+def run(config: Settings) -> Report:
+    """Run all cases."""
     task = read_task(config)
     results = run_all(config, task)
-    publish("coverage", argv, config, results, page(config, task, results), drawn(config, results))
-    return 0
+    return results, page(config, task, results), draw(config, results)

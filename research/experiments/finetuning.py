@@ -2,9 +2,9 @@
 
 `srm train sft` trains on the answers, by the paper's recipe but for what settings change; then the
 engine samples questions that were not trained on, from the model that training began with and from
-the one it made. Rows are files in GSM8K's form, or generated: word problems with a product and a
-sum, in words that the bundled model has not seen. The paper fine-tunes models a hundred times as
-large on GSM8K, and compares with a Transformer, which is not served here.
+the one it made. Rows are generated, in GSM8K's form: word problems with a product and a sum, in
+words that the bundled model has not seen. The paper fine-tunes models a hundred times as large on
+GSM8K, and compares with a Transformer, which is not served here.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from research.experiments.harness.report import table
+from research.experiments.harness.report import finish, table
 from research.experiments.harness.result_cache import Numbers, digest, folder_of
-from research.experiments.harness.runner import Results, check_writable, publish, run_cases
+from research.experiments.harness.runner import Report, Results, check_writable, run_cases
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.weights.checkpoint import read_model
-from srm.settings import build, load
+from srm.settings import build
 from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model
 from srm.training.finetuning.config import SFTConfig
@@ -53,68 +55,43 @@ RESAMPLED = 1_000
 """Number of bootstrap resamples of the questions for the intervals."""
 SLOTS = 2_048
 """Number of samples that run at once."""
-MOST_GENERATED = 200_000
-"""Most rows to generate: there are 257,004 different questions, and drawing many more new ones
-takes long."""
 
 
-class FinetuningConfig(ExperimentSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments finetuning`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Seeds of fine-tuning; each draws another order of the rows."""
     model: Path = DEMO_MODEL
     """Folder of the model that training begins with."""
-    train: tuple[Path, ...] = ()
-    """Files .jsonl and .parquet with question and answer; empty: generated rows."""
-    evaluation: tuple[Path, ...] = ()
-    """Files like those of `train` for pass@k; needed where `train` has files."""
     rows: int = 4_000
     """Number of generated rows to train on."""
     epochs: int = 4
-    """Number of times that each row is trained on."""
     batch_rows: int = 16
-    """Rows in one update."""
     learning_rate: float = 1e-4
-    """Peak learning rate, as in `srm train sft`."""
+    """Peak learning rate, as in `srm train sft`, and so is `clip_norm`."""
     clip_norm: float = 0.1
-    """Largest norm of all gradients together, as in `srm train sft`."""
     questions: int = 100
-    """Number of questions to sample, the first ones."""
-    samples: int = 1_000
+    """Number of questions to sample."""
+    samples: int = 256
     """Completions of each question; the largest k."""
     temperature: float = 0.7
-    """Temperature of the completions."""
     top_p: float = 0.9
-    """Top-p of the completions."""
     max_tokens: int = 128
-    """Longest completion, in tokens."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if bool(self.train) != bool(self.evaluation):
-            raise ValueError("train and evaluation must both have files, or neither")
-        if not self.train and self.rows + self.questions > MOST_GENERATED:
-            raise ValueError(
-                f"rows and questions must be at most {MOST_GENERATED} together where train has no "
-                f"files, got {self.rows} and {self.questions}"
-            )
-        self.sampling(()), self.tuning((), 0)  # report what these do not take
-
-    def sampling(self, evaluation: tuple[Path, ...]) -> GRPOConfig:
-        """Return how the questions for evaluation are sampled. Raises ConfigError."""
+    def sampling(self, evaluation: Path) -> GRPOConfig:
+        """Return how the questions for evaluation are sampled."""
         settings = {
-            "evaluation": evaluation,
+            "evaluation": (evaluation,),
             "evaluation_questions": self.questions,
             "evaluation_samples": self.samples,
             **self.only("model", "temperature", "top_p", "max_tokens"),
         }
         return build(GRPOConfig, settings)
 
-    def tuning(self, train: tuple[Path, ...], seed: int) -> SFTConfig:
-        """Return the settings of a run of `srm train sft`. Raises ValueError."""
+    def tuning(self, train: Path, seed: int) -> SFTConfig:
+        """Return the settings of a run of `srm train sft`."""
         settings = {
-            "train": train,
+            "train": (train,),
             "seed": seed,
             **self.only("model", "epochs", "batch_rows", "learning_rate", "clip_norm", "threads"),
         }
@@ -147,17 +124,15 @@ def _problem(draw: random.Random) -> dict[str, str]:
     }
 
 
-def files(config: FinetuningConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the files to train on and those for evaluation, generated ones written first."""
-    if config.train:
-        return config.train, config.evaluation
+def write_files(config: Settings) -> tuple[Path, Path]:
+    """Write the rows to train on and those for evaluation; return the files."""
     drawn = list(generated(config.rows + config.questions, seed=0))
     folder = config.results / "finetuning"
     check_writable("results", folder)
     train, evaluation = folder / "train.jsonl", folder / "evaluation.jsonl"
     for path, rows in ((train, drawn[config.questions :]), (evaluation, drawn[: config.questions])):
         write_whole(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    return (train,), (evaluation,)
+    return train, evaluation
 
 
 def solved(rules: GRPOConfig, model: Path) -> Numbers:
@@ -207,9 +182,7 @@ def gain(before: Floats, after: Floats) -> str:
     return f"{gains.mean():+.4f} ± {standard_errors(gains[:, None])[0]:.4f}"
 
 
-def tuned(
-    config: FinetuningConfig, train: tuple[Path, ...], rules: GRPOConfig, seed: int
-) -> Numbers:
+def tuned(config: Settings, train: Path, rules: GRPOConfig, seed: int) -> Numbers:
     """Fine-tune with a seed; return the right samples of each question afterwards, and the
     losses."""
     tuning = config.tuning(train, seed)
@@ -220,7 +193,7 @@ def tuned(
     }
 
 
-def page(config: FinetuningConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: pass@k before and after, and the power laws."""
     ks = powers(config.samples)
     before, after = (rates(results[case], ks) for case in (BEFORE, AFTER))
@@ -230,21 +203,23 @@ def page(config: FinetuningConfig, results: Results) -> list[str]:
         for both in [(before[:, at], after[:, at])]
     )
     least = [min(loss for _, loss in result["evaluation_losses"]) for result in results[AFTER]]
-    lines = [
+    solved_once = {
+        case: np.mean([np.mean(np.array(run["right"]) > 0) for run in results[case]])
+        for case in (BEFORE, AFTER)
+    }
+    return [
         f"{len(before)} questions, {config.samples:,} samples of each at temperature "
         f"{config.temperature:g} and top_p {config.top_p:g}; right is who has the number behind "
         f"####. Fine-tuned with {len(config.seeds)} seeds, of which pass@k is the mean; least loss "
         f"on rows that were held back {min(least):.3f} … {max(least):.3f} nats a token. Gains are "
         "by question, with their standard error.",
-        "",
-        *table(["k", BEFORE, AFTER, "gain"], rows),
-        "",
+        table(["k", BEFORE, AFTER, "gain"], rows),
+        *(
+            f"{case.capitalize()}: {share:.0%} of the questions are solved at least once. "
+            f"{law(results[case], config.samples)}"
+            for case, share in solved_once.items()
+        ),
     ]
-    for case in (BEFORE, AFTER):
-        once = np.mean([np.mean(np.array(result["right"]) > 0) for result in results[case]])
-        lines += [f"{case.capitalize()}: {once:.0%} of the questions are solved at least once. "
-                  f"{law(results[case], config.samples)}", ""]  # fmt: skip
-    return lines[:-1]
 
 
 def law(results: Sequence[Numbers], samples: int) -> str:
@@ -267,36 +242,45 @@ def _show(value: float, interval: Interval) -> str:
     return f"{value:.3f} ({interval.low:.3f} … {interval.high:.3f})"
 
 
-def drawn(config: FinetuningConfig, results: Results) -> Figure:
-    """Plot pass@k before and after, each with its law and a 95 % interval over questions."""
+def draw_coverage(
+    axes: Axes,
+    results: Sequence[Numbers],
+    ks: Sequence[int],
+    style: tuple[str, str],
+    law_at: Sequence[int],
+    unit: float = 1.0,
+) -> None:
+    """Plot pass@k in a colour and with a label, with a 95 % interval over questions, and its law at
+    some k; `unit` is the price of a sample."""
+    colour, label = style
+    solved_rates = rates(results, ks)
+    means = solved_rates.mean(axis=0)
+    over = np.array(intervals(resampled_means(solved_rates, RESAMPLED, 0)))
+    axes.plot(unit * np.array(ks), means, color=colour, label=label)
+    axes.fill_between(unit * np.array(ks), *over.T, color=colour, alpha=0.2)
+    fitted: PowerLaw | None = fit(ks, means) if law_at else None
+    if fitted is not None:
+        axes.plot(unit * np.array(law_at), fitted.coverage(law_at), "--", color=colour)
+
+
+def draw(config: Settings, results: Results) -> Figure:
+    """Plot pass@k before and after."""
     figure, axes = plt.subplots(figsize=(7, 5))
     ks = spaced(config.samples)
     for case, colour in ((BEFORE, "C0"), (AFTER, "C1")):
-        solved_rates = rates(results[case], ks)
-        over = np.array(intervals(resampled_means(solved_rates, RESAMPLED, 0)))
-        axes.plot(ks, solved_rates.mean(axis=0), color=colour, label=case)
-        axes.fill_between(ks, over[:, 0], over[:, 1], color=colour, alpha=0.2)
-        fitted: PowerLaw | None = fit(ks, solved_rates.mean(axis=0))
-        if fitted is not None:
-            axes.plot(ks, fitted.coverage(ks), "--", color=colour)
-    axes.set(xlabel="samples of a question, k", ylabel="pass@k", xscale="log", ylim=(0, 1.02))
-    axes.grid(linewidth=0.3)
-    axes.legend()
+        draw_coverage(axes, results[case], ks, (colour, case), law_at=ks)
+    labels = {"xlabel": "samples of a question, k", "ylabel": "pass@k"}
+    finish(axes, xscale="log", ylim=(0, 1.02), **labels)
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run both cases and write the record."""
-    config = load(FinetuningConfig, argv, prog="python -m research.experiments finetuning")
-    train, evaluation = files(config)
+def run(config: Settings) -> Report:
+    """Run both cases."""
+    train, evaluation = write_files(config)
     rules = config.sampling(evaluation)
-    made_of = {
-        "model": read_model(config.model).fingerprint,
-        "rows": digest((*train, *evaluation)),
-    }
-    cases = {BEFORE: lambda _: solved(rules, config.model)}
-    results = run_cases("finetuning", config, cases, made_of, config.seeds[:1])
-    cases = {AFTER: lambda seed: tuned(config, train, rules, seed)}
-    results |= run_cases("finetuning", config, cases, made_of)
-    publish("finetuning", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    model, rows = read_model(config.model).fingerprint, digest((train, evaluation))
+    made_of = {"model": model, "rows": rows}
+    before = {BEFORE: lambda _: solved(rules, config.model)}
+    results = run_cases(config, before, made_of, config.seeds[:1])
+    results |= run_cases(config, {AFTER: partial(tuned, config, train, rules)}, made_of)
+    return results, page(config, results), draw(config, results)

@@ -22,19 +22,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from research.experiments.harness.models import HEADS, REFERENCE, model_makers
-from research.experiments.harness.report import number, table
+from research.experiments.harness.models import REFERENCE, model_makers
+from research.experiments.harness.report import draw_lines, number, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import (
-    Results,
+    Report,
     in_fresh_process,
     process_bytes,
-    publish,
     run_cases,
 )
-from research.experiments.harness.settings import ModelSettings
-from srm.engine.config import ModelConfig
-from srm.settings import load
+from research.experiments.harness.settings import ExperimentSettings
 from srm.training.forms import CHUNK
 
 VOCAB_SIZE = 1_024
@@ -68,39 +65,24 @@ FORMS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
 [rows, length, vocab]."""
 
 
-class FormsConfig(ModelSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments forms`."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of weights and token ids; each is run in a process of its own."""
     steps: int = 4
     """Number of timed updates, after a first one that is not timed."""
     rows: int = 1
     """Sequences of `n_ctx` tokens in one update; shorter sequences are proportionally more."""
+    d_model: int = 128
+    num_layers: int = 4
     n_ctx: int = 4_096
     """Tokens in the longest sequences; every shorter length is half of the one before."""
     shortest: int = 128
     """Least length to measure, in tokens."""
     forms: tuple[str, ...] = tuple(FORMS)
-    """Forms to measure."""
     most_seconds: float = 120.0
     """Most processor seconds of an update; a case expected to take more is not run."""
     most_gib: float = 4.0
     """Most memory in GiB; a case expected to take more is not run."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if wrong := sorted(set(self.forms) - set(FORMS)) or (not self.forms and self.forms):
-            raise ValueError(f"forms must be some of {', '.join(FORMS)}, got {wrong}")
-        for name in ("most_seconds", "most_gib"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.shortest > self.n_ctx:
-            raise ValueError(f"shortest must be at most n_ctx = {self.n_ctx}, got {self.shortest}")
-        ModelConfig(self.d_model, self.num_layers, HEADS, self.n_ctx, VOCAB_SIZE)
-        for make in model_makers(self.num_layers, self.shortest, VOCAB_SIZE).values():
-            with torch.device("meta"):  # reports an invalid width before any work
-                make(self.d_model)
 
     @property
     def lengths(self) -> list[int]:
@@ -111,7 +93,7 @@ class FormsConfig(ModelSettings, frozen=True):
         return measured
 
 
-def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
+def measure(config: Settings, form: str, length: int, seed: int) -> Numbers:
     """Run forward and backward passes in float32; return processor seconds of each, and bytes.
 
     `bytes` is this process's peak memory less what it has after one pass over a few tokens, which
@@ -133,7 +115,7 @@ def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
     }
 
 
-def _passes(config: FormsConfig, form: str, rows: int, length: int, count: int) -> list[float]:
+def _passes(config: Settings, form: str, rows: int, length: int, count: int) -> list[float]:
     """Make a model and run `count` passes; return the processor seconds of each."""
     name, forward = FORMS[form]
     model = model_makers(config.num_layers, length, VOCAB_SIZE)[name](config.d_model)
@@ -149,7 +131,7 @@ def _passes(config: FormsConfig, form: str, rows: int, length: int, count: int) 
     return seconds
 
 
-def is_followed(config: FormsConfig, measured: list[Numbers]) -> bool:
+def is_followed(config: Settings, measured: list[Numbers]) -> bool:
     """Whether a form with these results at one length is run at twice the length."""
     seconds = max(max(numbers["seconds"]) for numbers in measured)
     most = max(numbers["bytes"] for numbers in measured)
@@ -159,7 +141,7 @@ def is_followed(config: FormsConfig, measured: list[Numbers]) -> bool:
     )
 
 
-def run_all(config: FormsConfig) -> dict[str, dict[int, list[Numbers]]]:
+def run_all(config: Settings) -> dict[str, dict[int, list[Numbers]]]:
     """Return the results of each form by length, up to the longest length at which it is run."""
     measured: dict[str, dict[int, list[Numbers]]] = {form: {} for form in config.forms}
     left = list(config.forms)
@@ -168,21 +150,20 @@ def run_all(config: FormsConfig) -> dict[str, dict[int, list[Numbers]]]:
             f"{form} {length}": in_fresh_process(partial(measure, config, form, length))
             for form in left
         }
-        results = run_cases("forms", config, cases, {})
+        results = run_cases(config, cases, {})
         for form in left:
             measured[form][length] = results[f"{form} {length}"]
         left = [form for form in left if is_followed(config, measured[form][length])]
     return measured
 
 
-def page(config: FormsConfig, measured: Mapping[str, Mapping[int, list[Numbers]]]) -> list[str]:
+def page(config: Settings, measured: Mapping[str, Mapping[int, list[Numbers]]]) -> list[str]:
     """Return the record's text: two tables, what was not run, and what the paper says."""
-    lines = [
+    blocks = [
         f"Forward and backward passes over {config.rows * config.n_ctx:,} tokens, in float32, each "
         "case in a fresh process with each seed. Published, chunked and recurrent are forms of one "
         f"SRM; the chunked one is the published one up to {CHUNK} tokens. Other models have its "
-        "width.",
-        "",
+        "width."
     ]
     for title, member, unit, shown in (
         ("Tokens a processor second, the median of updates, mean of seeds", "tokens_per_s", 1, 0),
@@ -193,17 +174,16 @@ def page(config: FormsConfig, measured: Mapping[str, Mapping[int, list[Numbers]]
             for form, of in measured.items()
         )
         heads = ["form", *(f"{length:,} tokens" for length in config.lengths)]
-        lines += [f"{title}:", "", *table(heads, rows), ""]
-    for form, of in measured.items():
-        if (longest := max(of)) < config.n_ctx:
-            lines += [
-                f"Not run: {form} at {2 * longest:,} tokens and more. At {longest:,} it took "
-                f"{max(max(run['seconds']) for run in of[longest]):.1f} s an update and "
-                f"{max(run['bytes'] for run in of[longest]) / 2**30:.2f} GiB, and {GROWTH} times "
-                f"as much is above {config.most_seconds:g} s or {config.most_gib:g} GiB.",
-                "",
-            ]
-    return [*lines, limitation(measured.get("published", {}))]
+        blocks += [f"{title}:", table(heads, rows)]
+    blocks += [
+        f"Not run: {form} at {2 * longest:,} tokens and more. At {longest:,} it took "
+        f"{max(max(run['seconds']) for run in of[longest]):.1f} s an update and "
+        f"{max(run['bytes'] for run in of[longest]) / 2**30:.2f} GiB, and {GROWTH} times "
+        f"as much is above {config.most_seconds:g} s or {config.most_gib:g} GiB."
+        for form, of in measured.items()
+        if (longest := max(of)) < config.n_ctx
+    ]
+    return [*blocks, limitation(measured.get("published", {}))]
 
 
 def _mean(results: list[Numbers] | None, member: str, unit: int, digits: int) -> str:
@@ -233,29 +213,24 @@ def limitation(published: Mapping[int, list[Numbers]]) -> str:
     )
 
 
-def drawn(measured: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
+def draw(measured: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
     """Plot tokens a second and memory by length, a line for each form."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 4.5))
     for axes, member, unit, label in (
         (panels[0], "tokens_per_s", 1, "tokens a processor second"),
         (panels[1], "bytes", 2**20, "MiB at the most"),
     ):
-        for form, of in measured.items():
-            values = [mean(run[member] for run in of[length]) / unit for length in of]
-            axes.plot(list(of), values, marker=".", label=form)
-        axes.set(xscale="log", yscale="log", xlabel="tokens of a sequence", ylabel=label)
+        lines = {
+            form: ([*of], [mean(run[member] for run in runs) / unit for runs in of.values()])
+            for form, of in measured.items()
+        }
+        draw_lines(lines, axes, yscale="log", xlabel="tokens of a sequence", ylabel=label)
         axes.set_xscale("log", base=2)
-        axes.grid(linewidth=0.3)
-    panels[0].legend(fontsize=7)
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(FormsConfig, argv, prog="python -m research.experiments forms")
+def run(config: Settings) -> Report:
+    """Run all cases."""
     measured = run_all(config)
-    results: Results = {
-        f"{form} {n}": value for form, of in measured.items() for n, value in of.items()
-    }
-    publish("forms", argv, config, results, page(config, measured), drawn(measured))
-    return 0
+    results = {f"{form} {n}": value for form, of in measured.items() for n, value in of.items()}
+    return results, page(config, measured), draw(measured)

@@ -12,7 +12,8 @@ the last.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from statistics import mean
 
 import msgspec
@@ -21,13 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from research.experiments.harness.corpus import Corpus, standard_library
-from research.experiments.harness.models import MULTIPLE, make_variant
+from research.experiments.harness.models import make_variant
 from research.experiments.harness.ordering import ordering
 from research.experiments.harness.report import beside, number, spread, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
-from research.experiments.harness.settings import ModelSettings
-from srm.settings import load
+from research.experiments.harness.runner import (
+    Report,
+    Results,
+    fit,
+    fit_text,
+    run_cases,
+    values_of,
+)
+from research.experiments.harness.settings import ExperimentSettings
 from srm.training.forms import CHUNK
 from srm.training.loop import TrainingBatches
 from srm.training.model import SRM, LanguageModel
@@ -69,11 +76,11 @@ FROZEN, TRAINED = -2, -1
 trained."""
 
 
-class InformationConfig(ModelSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments information`."""
 
+    seeds: tuple[int, ...] = (0, 1)
     rows: int = 32
-    """Sequences in one update."""
     steps: int = 1_500
     """Updates of encoder and decoder together, or of the decoder alone."""
     encoder_steps: int = 500
@@ -85,16 +92,7 @@ class InformationConfig(ModelSettings, frozen=True):
     n_ctx: int = 32
     """Number of tokens to reconstruct from one embedding."""
     max_vocab_size: int = 512
-    """Most entries of the tokenizer that is trained."""
     learning_rate: float = 5e-3
-    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n_ctx < 2:
-            raise ValueError(f"n_ctx must be at least 2, got {self.n_ctx}")
-        if self.d_model % MULTIPLE:
-            raise ValueError(f"d_model must be a multiple of {MULTIPLE}, got {self.d_model}")
 
 
 def hidden(model: LanguageModel, x: Tensor) -> Tensor:
@@ -158,45 +156,41 @@ class Repeated:
         return inputs, inputs
 
 
-def train_case(config: InformationConfig, corpus: Corpus, case: str, seed: int) -> Numbers:
+def train_case(config: Settings, corpus: Corpus, case: str, seed: int) -> Numbers:
     """Train a case; return its loss on held-out text in nats per token, and its entropy ratio.
 
     The ratio is 1 - loss / ln(vocabulary size): 0 where nothing is known of the tokens.
     """
     what, variant = case.removesuffix(UNTRAINED).split(" ", 1)
-    batches = corpus.batches(config.rows, config.n_ctx, seed)
     sizes = (config.d_model, config.num_layers, config.n_ctx, corpus.vocab_size)
-    is_frozen, before = what == "retention", {}
-
-    def make() -> LanguageModel:
-        return make_variant(variant, *sizes)
+    is_frozen, before, rate = what == "retention", {}, config.learning_rate
+    make = partial(make_variant, variant, *sizes)
+    encoder: LanguageModel | None = None
+    if is_frozen and not case.endswith(UNTRAINED):
+        _, encoder, took = fit_text(corpus, config, make, seed, config.encoder_steps, rate)
+        seconds = took["processor_seconds"]
+        before = {"encoder_loss": took["loss"], "encoder_processor_seconds": seconds}
 
     def joined() -> LanguageModel:
         return Autoencoder(encoder or make(), make(), config.d_model, is_frozen=is_frozen)
 
-    encoder: LanguageModel | None = None
-    if is_frozen and not case.endswith(UNTRAINED):
-        run, encoder, took = fit(make, batches, seed, config.encoder_steps, config.learning_rate)
-        loss = run.evaluate(corpus.evaluation(config.rows, config.n_ctx))
-        before = {"encoder_loss": loss, "encoder_processor_seconds": took["processor_seconds"]}
-    run, _, took = fit(joined, Repeated(batches), seed, config.steps, config.learning_rate)
-    evaluation = [(ids, ids) for ids, _ in corpus.evaluation(config.rows, config.n_ctx)]
-    loss = run.evaluate(evaluation)
+    batches = Repeated(corpus.batches(config.rows, config.n_ctx, seed))
+    run, _, took = fit(joined, batches, seed, config.steps, rate)
+    loss = run.evaluate([(ids, ids) for ids, _ in corpus.evaluation(config.rows, config.n_ctx)])
     return {"loss": loss, "ratio": 1 - loss / math.log(corpus.vocab_size), **before, **took}
 
 
-def page(config: InformationConfig, results: Results, unigram: float) -> list[str]:
+def page(config: Settings, results: Results, unigram: float) -> list[str]:
     """Return the record's text: a table for each part, and what agrees.
 
     `unigram` is the loss of a model that knows the frequency of each token and nothing else.
     """
     losses, ratios = values_of(results, "loss"), values_of(results, "ratio")
     seconds = values_of(results, "processor_seconds")
-    lines = [
+    blocks = [
         f"{config.n_ctx} tokens from one embedding of {config.d_model} numbers. The entropy ratio "
         "is 1 - loss / ln(entries of the tokenizer). Who knows only how often each token is has a "
-        f"loss of {unigram:.3f}.",
-        "",
+        f"loss of {unigram:.3f}."
     ]
     for part, title in (
         ("retention", "Retention, the encoder not trained further"),
@@ -215,8 +209,8 @@ def page(config: InformationConfig, results: Results, unigram: float) -> list[st
         heads = ["case", "loss", "the paper's", "entropy ratio", "the paper's", "processor s"]
         ours = {case: losses[case] for case in cases}
         theirs = {case: loss for case, (loss, _) in PAPER.items()}
-        lines += [f"{title}:", "", *table(heads, rows), "", ordering(ours, theirs).sentence(), ""]
-    return [*lines, *(trained_beside_untrained(losses, variant) for variant in PAPER_RETENTION)]
+        blocks += [f"{title}:", table(heads, rows), ordering(ours, theirs).sentence()]
+    return [*blocks, *(trained_beside_untrained(losses, variant) for variant in PAPER_RETENTION)]
 
 
 def trained_beside_untrained(losses: Mapping[str, list[float]], variant: str) -> str:
@@ -238,18 +232,11 @@ def unigram_loss(corpus: Corpus) -> float:
     return float(-np.log(counts / counts.sum())[np.asarray(corpus.held_out)].mean())
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(InformationConfig, argv, prog="python -m research.experiments information")
+def run(config: Settings) -> Report:
+    """Run all cases."""
     corpus = standard_library(config.max_vocab_size)
-
-    def case_of(case: str) -> Callable[[int], Numbers]:
-        return lambda seed: train_case(config, corpus, case, seed)
-
-    cases = {case: case_of(case) for case in CASES}
-    results = run_cases("information", config, cases, {"texts": corpus.sha256})
+    cases = {case: partial(train_case, config, corpus, case) for case in CASES}
+    results = run_cases(config, cases, {"texts": corpus.sha256})
     theirs = {case: ratio for case, (_, ratio) in PAPER.items()}
     figure = beside(values_of(results, "ratio"), theirs, "entropy ratio")
-    text = page(config, results, unigram_loss(corpus))
-    publish("information", argv, config, results, text, figure)
-    return 0
+    return results, page(config, results, unigram_loss(corpus)), figure

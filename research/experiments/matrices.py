@@ -24,13 +24,12 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from research.experiments.harness.corpus import Corpus, standard_library
-from research.experiments.harness.models import HEADS, MULTIPLE
+from research.experiments.harness.models import HEADS
 from research.experiments.harness.report import spread, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases
-from research.experiments.harness.settings import ModelSettings
+from research.experiments.harness.runner import Report, Results, fit_text, run_cases
+from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.weights.tensors import DECAY_RANGE
-from srm.settings import load
 from srm.training.baselines.masked_mixer import MaskedMixer, MaskedMixerModel, MaskedMixerShape
 from srm.training.model import LanguageModel
 
@@ -59,28 +58,18 @@ _LEVELS = 127
 """Levels above 0 that a drawn entry may have."""
 
 
-class MatricesConfig(ModelSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments matrices`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Seeds of weights and of the order of texts; each case is run with each seed."""
-    steps: int = 1_000
-    """Updates of a model."""
-    rows: int = 32
-    """Sequences in one update."""
+    steps: int = 400
+    rows: int = 16
+    d_model: int = 128
+    num_layers: int = 4
     n_ctx: int = 64
     """Tokens in a sequence, which are the rows and columns of a matrix."""
     learning_rate: float = 1.2e-2
-    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
     max_vocab_size: int = 1_024
-    """Most entries of the tokenizer that is trained."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.d_model % MULTIPLE:
-            raise ValueError(f"d_model must be a multiple of {MULTIPLE}, got {self.d_model}")
-        if self.n_ctx < 2:
-            raise ValueError(f"n_ctx must be at least 2, got {self.n_ctx}")
 
 
 def fit_form(matrices: Matrices, form: str) -> Matrices:
@@ -157,7 +146,7 @@ def _replace(model: LanguageModel, matrices: Matrices) -> None:
             mixer.weight.copy_(part)
 
 
-def measure(config: MatricesConfig, corpus: Corpus, seed: int) -> Numbers:
+def measure(config: Settings, corpus: Corpus, seed: int) -> Numbers:
     """Train a masked mixer; return what the forms explain of its matrices, and the losses with
     their fits in place of them."""
     shape = MaskedMixerShape(
@@ -170,14 +159,13 @@ def measure(config: MatricesConfig, corpus: Corpus, seed: int) -> Numbers:
         before.append(matrices_of(model))
         return model
 
-    batches = corpus.batches(config.rows, config.n_ctx, seed)
-    run, model, took = fit(make, batches, seed, config.steps, config.learning_rate)
+    run, model, took = fit_text(corpus, config, make, seed, config.steps, config.learning_rate)
     evaluation = corpus.evaluation(config.rows, config.n_ctx)
     (untrained,), trained = before, matrices_of(model)
     stacks = dict(
         zip(KINDS, (trained, trained - untrained, untrained, shuffle(trained, seed)), strict=True)
     )
-    losses = {"trained": run.evaluate(evaluation)}
+    losses = {"trained": took.pop("loss")}
     shares: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
     for form in FORMS:
         fits = {kind: fit_form(stack, form) for kind, stack in stacks.items()}
@@ -213,7 +201,7 @@ def with_mixed(shares: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return {form: list(of) for form, of in shares.items()} | {MIXED: [max(pair) for pair in pairs]}
 
 
-def page(config: MatricesConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: shares by form and kind, by head, and losses with the fits."""
     runs = results[CASE]
     by_kind = {kind: [with_mixed(run["shares"][kind]) for run in runs] for kind in KINDS}
@@ -237,21 +225,16 @@ def page(config: MatricesConfig, results: Results) -> list[str]:
         f"{n} tokens, {config.steps:,} updates. Share of the squared entries that a form explains, "
         "the mean of all heads. Of random entries a row or a column explains about "
         f"{2 / (n + 1):.3f}, both {4 / (n + 1):.3f}. The change is trained less untrained.",
-        "",
-        *table(["form", *KINDS], rows),
-        "",
+        table(["form", *KINDS], rows),
         f"The change by block and head, seed {config.seeds[0]}:",
-        "",
-        *table(["block, head", *forms], heads),
-        "",
+        table(["block, head", *forms], heads),
         "Loss on held-out text, in nats per token, of the trained model, and of it with its "
         "matrices replaced by their fits, by those before training, and by shuffled ones:",
-        "",
-        *table(["matrices", "loss"], losses),
+        table(["matrices", "loss"], losses),
     ]
 
 
-def drawn(config: MatricesConfig, results: Results) -> Figure:
+def draw(config: Settings, results: Results) -> Figure:
     """Draw the trained matrices of the first seed, a row of pictures for each block."""
     packed = results[CASE][0]["matrices"]
     sizes = config.num_layers, HEADS
@@ -266,11 +249,9 @@ def drawn(config: MatricesConfig, results: Results) -> Figure:
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all seeds and write the record."""
-    config = load(MatricesConfig, argv, prog="python -m research.experiments matrices")
+def run(config: Settings) -> Report:
+    """Run all seeds."""
     corpus = standard_library(config.max_vocab_size)
     cases = {CASE: partial(measure, config, corpus)}
-    results = run_cases("matrices", config, cases, {"texts": corpus.sha256})
-    publish("matrices", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    results = run_cases(config, cases, {"texts": corpus.sha256})
+    return results, page(config, results), draw(config, results)

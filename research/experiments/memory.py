@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from statistics import mean
 from typing import Any
 
 import torch
@@ -18,17 +17,16 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import nn
 
-from research.experiments.copying import EVALUATION_BATCHES, Copies, accuracy
+from research.experiments.copying import fit_copies
 from research.experiments.harness.corpus import Corpus, standard_library
 from research.experiments.harness.models import HEADS
-from research.experiments.harness.report import spread, table
+from research.experiments.harness.report import finish, minutes_of, ranged, spread, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
-from research.experiments.harness.settings import ModelSettings
+from research.experiments.harness.runner import Report, Results, fit_text, run_cases
+from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import ModelConfig
 from srm.engine.weights.tensors import DECAY_RANGE
-from srm.settings import load
-from srm.training.model import SRM
+from srm.training.model import SRM, LanguageModel
 from srm.training.schedule import LAMBDA
 
 TREATMENTS: dict[str, dict[str, Any]] = {
@@ -40,7 +38,7 @@ TREATMENTS: dict[str, dict[str, Any]] = {
 """How λ are trained, as members of Schedule."""
 
 
-class MemoryConfig(ModelSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments memory`."""
 
     steps: int = 1_000
@@ -48,11 +46,8 @@ class MemoryConfig(ModelSettings, frozen=True):
     text_steps: int = 128
     """Updates in each case that reads text."""
     rows: int = 16
-    """Sequences in one update."""
     d_model: int = 64
-    """Width of the models."""
     num_layers: int = 2
-    """Number of blocks of the models."""
     n_ctx: int = 128
     """Tokens in a sequence of text."""
     copied: tuple[int, ...] = (8, 16, 32)
@@ -60,20 +55,10 @@ class MemoryConfig(ModelSettings, frozen=True):
     ids: int = 16
     """Number of token ids that sequences are drawn from, each equally likely."""
     learning_rate: float = 5e-3
-    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
     max_vocab_size: int = 1_024
-    """Most entries of the tokenizer that is trained."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.copied or min(self.copied) < 1 or sorted(set(self.copied)) != [*self.copied]:
-            raise ValueError(f"copied must be one or more numbers ≥ 1 that rise, got {self.copied}")
-        if self.ids < 2:
-            raise ValueError(f"ids must be at least 2, got {self.ids}")
-        model(self, "no decay", 1, self.ids)  # reports an invalid shape before any work
 
 
-def model(config: MemoryConfig, treatment: str, n: int, vocab_size: int) -> SRM:
+def model(config: Settings, treatment: str, n: int, vocab_size: int) -> SRM:
     """Make the model of a treatment, for sequences of up to n tokens."""
     sizes = (config.d_model, config.num_layers, HEADS, n, vocab_size)
     made = SRM(ModelConfig(*sizes, decay=treatment != "no decay"))
@@ -84,102 +69,76 @@ def model(config: MemoryConfig, treatment: str, n: int, vocab_size: int) -> SRM:
     return made
 
 
-def decays(made: SRM) -> list[float]:
+def decays(made: LanguageModel) -> list[float]:
     """Return all λ of a model, as it reads them, from the least."""
     raw = [value.data for name, value in made.named_parameters() if name.endswith(LAMBDA)]
     return sorted(torch.cat(raw).clamp(*DECAY_RANGE).tolist()) if raw else []
 
 
-def copy(config: MemoryConfig, treatment: str, copied: int, seed: int) -> Numbers:
+def copy(config: Settings, treatment: str, copied: int, seed: int) -> Numbers:
     """Train one case; return its accuracy on new sequences, their loss, and λ at the end."""
-    fresh = Copies(config.rows, copied, config.ids, (1,))
-    evaluation = [fresh[index] for index in range(EVALUATION_BATCHES)]
-    run, made, took = fit(
-        lambda: model(config, treatment, 2 * copied, config.ids),
-        Copies(config.rows, copied, config.ids, (0, seed)),
-        seed,
-        config.steps,
-        config.learning_rate,
-        **TREATMENTS[treatment],
-    )
-    assert isinstance(made, SRM)
-    figures = {"accuracy": accuracy(run, evaluation), "loss": run.evaluate(evaluation)}
-    return figures | {"decays": decays(made), **took}
+    make = partial(model, config, treatment, 2 * copied, config.ids)
+    rate, how = config.learning_rate, TREATMENTS[treatment]
+    made, figures = fit_copies(config, make, copied, seed, rate, **how)
+    return figures | {"decays": decays(made)}
 
 
-def read(config: MemoryConfig, corpus: Corpus, treatment: str, seed: int) -> Numbers:
+def read(config: Settings, corpus: Corpus, treatment: str, seed: int) -> Numbers:
     """Train one case on text; return its loss on held-out text, and λ at the end."""
-    run, made, took = fit(
-        lambda: model(config, treatment, config.n_ctx, corpus.vocab_size),
-        corpus.batches(config.rows, config.n_ctx, seed),
-        seed,
-        config.text_steps,
-        config.learning_rate,
-        **TREATMENTS[treatment],
-    )
-    assert isinstance(made, SRM)
-    loss = run.evaluate(corpus.evaluation(config.rows, config.n_ctx))
-    return {"loss": loss, "decays": decays(made), **took}
+    make = partial(model, config, treatment, config.n_ctx, corpus.vocab_size)
+    rate, how = config.learning_rate, TREATMENTS[treatment]
+    _, made, figures = fit_text(corpus, config, make, seed, config.text_steps, rate, **how)
+    return figures | {"decays": decays(made)}
 
 
-def page(config: MemoryConfig, results: Results) -> list[str]:
+def accuracies(config: Settings, results: Results, treatment: str) -> list[list[float]]:
+    """Return the accuracies of each gap, by seed."""
+    return [[run["accuracy"] for run in results[f"{treatment} {gap}"]] for gap in config.copied]
+
+
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: a table by gap and text, and one of λ at the longest gap."""
-    longest, first = config.copied[-1], config.seeds[0]
-    ours = values_of({k: v for k, v in results.items() if "text" not in k}, "accuracy")
-    losses = values_of(results, "loss")
+    longest = config.copied[-1]
     rows = [
         [
-            name,
-            *(spread(ours[f"{name} {n}"]) for n in config.copied),
-            spread(losses[f"{name} text"]),
+            *(name, *map(spread, accuracies(config, results, name))),
+            spread([run["loss"] for run in results[f"{name} text"]]),
         ]
         for name in TREATMENTS
     ]
-    spent = sum(sum(values) for values in values_of(results, "processor_seconds").values())
     ends = [
-        [name, *(_shown(results[f"{name} {what}"][0]["decays"]) for what in (longest, "text"))]
+        [name, *(_show(results[f"{name} {what}"][0]["decays"]) for what in (longest, "text"))]
         for name in TREATMENTS
     ]
     return [
         f"Accuracy on copied tokens of new sequences, by gap in tokens; chance is "
         f"{1 / config.ids:.3f}. Beside it the loss on text after {config.text_steps} updates, in "
-        f"nats per token. All cases took {spent / 60:.0f} processor minutes.",
-        "",
-        *table(["λ", *(f"gap {gap}" for gap in config.copied), "loss on text"], rows),
-        "",
-        f"λ after training, seed {first}:",
-        "",
-        *table(["λ", f"gap {longest}", "text"], ends),
+        f"nats per token. {minutes_of(results)}",
+        table(["λ", *(f"gap {gap}" for gap in config.copied), "loss on text"], rows),
+        f"λ after training, seed {config.seeds[0]}:",
+        table(["λ", f"gap {longest}", "text"], ends),
     ]
 
 
-def _shown(values: list[float]) -> str:
+def _show(values: list[float]) -> str:
     return ", ".join(f"{value:.3f}" for value in values) or "–"
 
 
-def drawn(config: MemoryConfig, results: Results) -> Figure:
+def draw(config: Settings, results: Results) -> Figure:
     """Plot accuracy by gap: means, and the range over seeds."""
     figure, axes = plt.subplots(figsize=(7, 5))
     for name in TREATMENTS:
-        by_gap = [[r["accuracy"] for r in results[f"{name} {gap}"]] for gap in config.copied]
-        means = [mean(values) for values in by_gap]
-        lows = [middle - min(values) for middle, values in zip(means, by_gap, strict=True)]
-        highs = [max(values) - middle for middle, values in zip(means, by_gap, strict=True)]
-        axes.errorbar(config.copied, means, [lows, highs], marker="o", capsize=3, label=name)
-    axes.set(xlabel="gap (tokens)", ylabel="accuracy")
-    axes.grid(linewidth=0.3)
-    axes.legend(fontsize=7)
+        ranged(axes, config.copied, accuracies(config, results, name), marker="o", label=name)
+    finish(axes, xlabel="gap (tokens)", ylabel="accuracy")
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(MemoryConfig, argv, prog="python -m research.experiments memory")
+def run(config: Settings) -> Report:
+    """Run all cases."""
     corpus = standard_library(config.max_vocab_size)
     cases: dict[str, Callable[[int], Numbers]] = {}
     for name in TREATMENTS:
         cases |= {f"{name} {gap}": partial(copy, config, name, gap) for gap in config.copied}
         cases[f"{name} text"] = partial(read, config, corpus, name)
-    results = run_cases("memory", config, cases, {"texts": corpus.sha256})
-    publish("memory", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    results = run_cases(config, cases, {"texts": corpus.sha256})
+    return results, page(config, results), draw(config, results)

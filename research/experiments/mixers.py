@@ -6,38 +6,22 @@ the appendix); here small ones are trained on some hundred thousand tokens of Py
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from statistics import mean
-from typing import Any
 
 from research.experiments.harness.corpus import Corpus, standard_library
+from research.experiments.harness.models import make_variant
 from research.experiments.harness.ordering import ordering
 from research.experiments.harness.report import beside, number, spread, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
-from research.experiments.harness.settings import ModelSettings
-from srm.engine.config import ModelConfig
-from srm.settings import load
-from srm.training.model import SRM
-from srm.training.text.tokenizer import MIN_VOCAB_SIZE
+from research.experiments.harness.runner import Report, Results, fit_text, run_cases, values_of
+from research.experiments.harness.settings import ExperimentSettings
 
-CASES: dict[str, dict[str, Any]] = {
-    "row": {"mixer": "row"},
-    "column": {"mixer": "column"},
-    "column heads": {"mixer": "column_heads"},
-    "combined": {"mixer": "combined"},
-    "combined decay": {"mixer": "combined", "decay": True},
-    "mixed": {"mixer": "mixed"},
-    "mixed decay": {"mixer": "mixed", "decay": True},
-    "mixed no projections": {"mixer": "mixed", "use_projections": False},
-    "mixed decay no projections": {"mixer": "mixed", "decay": True, "use_projections": False},
-    "parallel": {"mixer": "parallel"},
-    "parallel decay": {"mixer": "parallel", "decay": True},
-    "diagonal": {"mixer": "diagonal"},
-    "diagonal decay": {"mixer": "diagonal", "decay": True},
-}
-"""The cases, as settings of ModelConfig: without decay where it is not named, and
-projected with heads."""
+CASES = (
+    *("row", "column", "column heads", "combined", "combined decay", "mixed", "mixed decay"),
+    *("mixed no projections", "mixed decay no projections", "parallel", "parallel decay"),
+    *("diagonal", "diagonal decay"),
+)
 PAPER = {
     "row": 3.465,
     "column": 3.357,
@@ -66,37 +50,23 @@ CHANGES = (
 """Each change has a name, the case before it and the case after it."""
 
 
-class MixersConfig(ModelSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments mixers`."""
 
+    steps: int = 256
+    rows: int = 8
+    d_model: int = 128
+    num_layers: int = 4
+    n_ctx: int = 256
     learning_rate: float = 1e-2
-    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
-    num_heads: int = 4
-    """Number of heads of the mixers that have heads."""
     max_vocab_size: int = 1_024
-    """Most entries of the tokenizer that is trained."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for case in CASES:  # reports an invalid shape before any work
-            shape(case, self, MIN_VOCAB_SIZE)
 
 
-def shape(case: str, config: MixersConfig, vocab_size: int) -> ModelConfig:
-    """Return the model of a case."""
-    is_headless = CASES[case]["mixer"] in {"row", "column"}
-    fixed = {"vocab_size": vocab_size, "decay": False, "use_projections": not is_headless}
-    fixed["num_heads"] = 1 if is_headless else config.num_heads
-    return ModelConfig(**(config.only("d_model", "num_layers", "n_ctx") | fixed | CASES[case]))
-
-
-def losses(case: str, config: MixersConfig, corpus: Corpus, seed: int) -> Numbers:
+def losses(case: str, config: Settings, corpus: Corpus, seed: int) -> Numbers:
     """Train one case; return its loss on held-out text, in nats per token."""
-    model = shape(case, config, corpus.vocab_size)
-    batches = corpus.batches(config.rows, config.n_ctx, seed)
-    run, _, took = fit(lambda: SRM(model), batches, seed, config.steps, config.learning_rate)
-    loss = run.evaluate(corpus.evaluation(config.rows, config.n_ctx))
-    return {"loss": loss, **took}
+    sizes = config.d_model, config.num_layers, config.n_ctx, corpus.vocab_size
+    make = partial(make_variant, case, *sizes)
+    return fit_text(corpus, config, make, seed, config.steps, config.learning_rate)[2]
 
 
 def page(results: Results) -> list[str]:
@@ -120,25 +90,16 @@ def page(results: Results) -> list[str]:
     return [
         f"{ordering(ours, PAPER).sentence()} {beaten} of {len(with_decay)} cases with decay "
         "have less loss than every case without.",
-        "",
-        *table(["case", "parameters", "loss", "the paper's", "processor s"], rows),
-        "",
+        table(["case", "parameters", "loss", "the paper's", "processor s"], rows),
         "What a change does to the loss:",
-        "",
-        *table(["change", "ours", "the paper's"], changes),
+        table(["change", "ours", "the paper's"], changes),
     ]
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(MixersConfig, argv, prog="python -m research.experiments mixers")
+def run(config: Settings) -> Report:
+    """Run all cases."""
     corpus = standard_library(config.max_vocab_size)
-
-    def case_of(case: str) -> Callable[[int], Numbers]:
-        return lambda seed: losses(case, config, corpus, seed)
-
-    cases = {case: case_of(case) for case in CASES}
-    results = run_cases("mixers", config, cases, {"texts": corpus.sha256})
+    cases = {case: partial(losses, case, config, corpus) for case in CASES}
+    results = run_cases(config, cases, {"texts": corpus.sha256})
     figure = beside(values_of(results, "loss"), PAPER, "loss (nats per token)")
-    publish("mixers", argv, config, results, page(results), figure)
-    return 0
+    return results, page(results), figure

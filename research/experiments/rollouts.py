@@ -16,13 +16,13 @@ import msgspec
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from research.experiments.harness.report import table
+from research.experiments.harness.report import finish, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, publish, run_cases, values_of
+from research.experiments.harness.runner import Report, Results, run_cases, values_of
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL
 from srm.engine.weights.checkpoint import read_model
-from srm.settings import build, load
+from srm.settings import build
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import GRPOConfig
 from srm.training.grpo.record import JsonLinesFile, Update, summary
@@ -41,31 +41,23 @@ RATES = ("rollout_tokens_per_s", "learned_tokens_per_s")
 SHARES = ("waiting_share", "overlap_share")
 
 
-class RolloutsConfig(ExperimentSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments rollouts`."""
 
+    seeds: tuple[int, ...] = (0, 1)
     threads: int = 0
     """CPU threads for training; 0: all cores. The engine always has all cores."""
     model: Path = DEMO_MODEL
-    """Folder of the model."""
-    steps: int = 8
+    steps: int = 6
     """Number of measured updates, after two that are not measured."""
     questions: int = 8
-    """Questions in one update."""
     rollouts: int = 50
-    """Rollouts of each question."""
     group_size: int = 16
     """Rollouts of each question that are learned from."""
     max_tokens: int = 96
-    """Longest completion, in tokens."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for case in CASES:
-            self.training(case, 0)  # reports what it does not take
 
     def training(self, case: str, seed: int) -> GRPOConfig:
-        """Return the settings of `srm train grpo` for a case. Raises ConfigError."""
+        """Return the settings of `srm train grpo` for a case."""
         steps = self.steps + WARMING
         folder = self.results / "rollouts" / f"model-{case.replace(', ', '-').replace(' ', '-')}"
         settings = {
@@ -90,7 +82,7 @@ def timed(rules: GRPOConfig) -> Numbers:
     return {**msgspec.to_builtins(summary(updates)), **seconds}
 
 
-def page(config: RolloutsConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: a table, and how much the engine saves."""
     rows = []
     for case, seeds in results.items():
@@ -111,9 +103,7 @@ def page(config: RolloutsConfig, results: Results) -> list[str]:
         f"{config.steps} updates of {config.questions} questions, {config.rollouts} rollouts of "
         f"each and {config.group_size} of these learned from, at most {config.max_tokens} tokens "
         f"long; {len(config.seeds)} runs with seeds of their own. Means, and the least and most.",
-        "",
-        *table(heads, rows),
-        "",
+        table(heads, rows),
         f"In turn, the engine samples {rates[engine] / rates[torch]:.1f} times as many tokens a "
         f"second as torch does, and an update takes {whole[engine] / whole[torch]:.0%} of the "
         f"time. Ahead, it takes {whole[ahead] / whole[engine]:.0%} of what it takes in turn.",
@@ -124,7 +114,7 @@ def _spent(one: Numbers) -> float:
     return float(sum(one[name] for name in TIMES))
 
 
-def drawn(config: RolloutsConfig, results: Results) -> Figure:
+def draw(config: Settings, results: Results) -> Figure:
     """Plot the parts of an update's seconds."""
     figure, axes = plt.subplots(figsize=(7, 3))
     left = [0.0] * len(results)
@@ -135,21 +125,16 @@ def drawn(config: RolloutsConfig, results: Results) -> Figure:
         axes.barh(list(results), widths, left=left, label=label)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="seconds an update")
-    axes.grid(linewidth=0.3, axis="x")
-    axes.legend(fontsize=7)
+    finish(axes, xlabel="seconds an update")
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(RolloutsConfig, argv, prog="python -m research.experiments rollouts")
+def run(config: Settings) -> Report:
+    """Run all cases."""
 
     def case_of(case: str) -> Callable[[int], Numbers]:
         return lambda seed: timed(config.training(case, seed))
 
-    cases = {case: case_of(case) for case in CASES}
     made_of = {"model": read_model(config.model).fingerprint}
-    results = run_cases("rollouts", config, cases, made_of)
-    publish("rollouts", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    results = run_cases(config, {case: case_of(case) for case in CASES}, made_of)
+    return results, page(config, results), draw(config, results)

@@ -8,23 +8,22 @@ Operations are those of all products of matrices, token mixing included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from research.experiments.harness.corpus import Corpus, standard_library
-from research.experiments.harness.models import MULTIPLE, REFERENCE, count_flops, model_makers
-from research.experiments.harness.report import spread, table
+from research.experiments.harness.models import REFERENCE, count_flops, model_makers
+from research.experiments.harness.report import finish, spread, table
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
+from research.experiments.harness.runner import Report, Results, fit_text, run_cases
 from research.experiments.harness.settings import ExperimentSettings
-from srm.settings import load
 
 OTHER = "Transformer"
 NAMES = (REFERENCE, OTHER)
@@ -35,39 +34,21 @@ DRAWS = 2_000
 INTERVAL = 0.95
 
 
-class ScalingConfig(ExperimentSettings, frozen=True):
+class Settings(ExperimentSettings, frozen=True):
     """Settings of `python -m research.experiments scaling`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Seeds of weights and of the order of texts; each case is run with each seed."""
-    widths: tuple[int, ...] = (32, 64, 96, 128)
-    """Widths of the models."""
-    durations: tuple[int, ...] = (64, 128, 256)
+    widths: tuple[int, ...] = (32, 48, 64, 96)
+    durations: tuple[int, ...] = (32, 64, 128)
     """Numbers of updates; losses over parameters are those of the most."""
-    rows: int = 16
-    """Sequences in one update."""
+    rows: int = 8
     n_ctx: int = 128
-    """Tokens in a sequence."""
     num_layers: int = 4
-    """Number of blocks of the models."""
     learning_rate: float = 1.2e-2
-    """Peak learning rate of SRM at d 96, in proportion to 1 / √d: reached after a tenth of the
-    updates, then falling to 0."""
+    """Peak learning rate of SRM at d 96, in proportion to 1 / √d."""
     learning_rate_other: float = 3e-3
     """The same of the Transformer."""
     max_vocab_size: int = 1_024
-    """Most entries of the tokenizer that is trained."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("widths", MULTIPLE), ("durations", 1)):
-            value = getattr(self, name)
-            if len(value) < 2 or sorted(set(value)) != [*value] or value[0] < least:
-                raise ValueError(
-                    f"{name} must be two or more numbers ≥ {least} that rise, got {value}"
-                )
-        if any(width % MULTIPLE for width in self.widths):
-            raise ValueError(f"widths must be multiples of {MULTIPLE}, got {self.widths}")
 
     def rate(self, name: str, width: int) -> float:
         """Return the learning rate of a model at a width."""
@@ -108,22 +89,14 @@ def case(name: str, width: int, steps: int) -> str:
 
 
 def measure(
-    config: ScalingConfig, corpus: Corpus, name: str, width: int, steps: int
-) -> Callable[[int], Numbers]:
-    """Return the function that trains a case with a seed."""
-    make = model_makers(config.num_layers, config.n_ctx, corpus.vocab_size)[name]
-
-    def measured(seed: int) -> Numbers:
-        batches, rate = corpus.batches(config.rows, config.n_ctx, seed), config.rate(name, width)
-        run, model, took = fit(lambda: make(width), batches, seed, steps, rate)
-        took.pop("training_losses")
-        return {
-            "loss": run.evaluate(corpus.evaluation(config.rows, config.n_ctx)),
-            "flops": steps * config.rows * count_flops(model, config.n_ctx),
-            **took,
-        }
-
-    return measured
+    config: Settings, corpus: Corpus, name: str, width: int, steps: int, seed: int
+) -> Numbers:
+    """Train a case; return its loss, and what training took."""
+    make = partial(model_makers(config.num_layers, config.n_ctx, corpus.vocab_size)[name], width)
+    rate = config.rate(name, width)
+    _, model, took = fit_text(corpus, config, make, seed, steps, rate)
+    took.pop("training_losses")
+    return {"flops": steps * config.rows * count_flops(model, config.n_ctx), **took}
 
 
 def frontier(results: Results, name: str) -> list[str]:
@@ -137,7 +110,7 @@ def frontier(results: Results, name: str) -> list[str]:
     return best
 
 
-def laws(config: ScalingConfig, results: Results) -> dict[str, dict[str, LossLaw]]:
+def laws(config: Settings, results: Results) -> dict[str, dict[str, LossLaw]]:
     """Return by model the power laws over parameters and over compute."""
     fitted: dict[str, dict[str, LossLaw]] = {}
     for name in NAMES:
@@ -152,43 +125,32 @@ def laws(config: ScalingConfig, results: Results) -> dict[str, dict[str, LossLaw
     return fitted
 
 
-def page(config: ScalingConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: exponents, losses, and what they say of both models."""
     fitted = laws(config, results)
     rows = [
         [name, *(str(fitted[name].get(member, "–")) for member in ("parameters", "flops"))]
         for name in NAMES
     ]
-    losses = values_of(results, "loss")
-    seconds = values_of(results, "processor_seconds")
     grid = [
         [
-            name,
-            str(width),
-            f"{results[of][0]['parameters']:,}",
-            str(steps),
-            f"{results[of][0]['flops']:.3g}",
-            f"{mean(seconds[of]):.1f}",
-            spread(losses[of]),
+            *(name, str(width), f"{runs[0]['parameters']:,}", str(steps)),
+            f"{runs[0]['flops']:.3g}",
+            f"{mean(run['processor_seconds'] for run in runs):.1f}",
+            spread([run["loss"] for run in runs]),
         ]
         for name, width, steps in product(NAMES, config.widths, config.durations)
-        for of in [case(name, width, steps)]
+        for runs in [results[case(name, width, steps)]]
     ]
     tokens = config.rows * config.n_ctx
     return [
         f"Exponents of the loss, with {INTERVAL:.0%} intervals of resampled runs. Over parameters: "
         f"at {config.durations[-1] * tokens:,} tokens. Over compute: the least loss for it.",
-        "",
-        *table(["model", "over parameters", "over compute"], rows),
-        "",
-        *(
-            f"Over {what}: {comparison(fitted, member)}"
-            for what, member in (("parameters", "parameters"), ("compute", "flops"))
-        ),
-        "",
+        table(["model", "over parameters", "over compute"], rows),
+        f"Over parameters: {comparison(fitted, 'parameters')}",
+        f"Over compute: {comparison(fitted, 'flops')}",
         f"Losses on held-out text, in nats per token; updates are of {tokens:,} tokens:",
-        "",
-        *table(["model", "d", "parameters", "updates", "operations", "processor s", "loss"], grid),
+        table(["model", "d", "parameters", "updates", "operations", "processor s", "loss"], grid),
     ]
 
 
@@ -204,7 +166,7 @@ def comparison(fitted: Mapping[str, Mapping[str, LossLaw]], member: str) -> str:
     return f"the {faster}'s loss falls faster; the laws meet at 10^{meet:.1f}, extrapolated."
 
 
-def drawn(config: ScalingConfig, results: Results) -> Figure:
+def draw(config: Settings, results: Results) -> Figure:
     """Plot loss over parameters and over compute, with the laws."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5))
     fitted = laws(config, results)
@@ -212,35 +174,23 @@ def drawn(config: ScalingConfig, results: Results) -> Figure:
         longest = [case(name, width, config.durations[-1]) for width in config.widths]
         own = [of for of in results if of.startswith(f"{name} ")]
         for axes, member, cases in ((left, "parameters", longest), (right, "flops", own)):
-            _points(axes, results, cases, member, colour, name)
+            xs = [results[of][0][member] for of in cases]
+            losses = [mean(run["loss"] for run in results[of]) for of in cases]
+            axes.plot(xs, losses, linestyle="", marker="o", color=colour, label=name)
             if law := fitted[name].get(member):
-                xs = np.array(sorted(results[of][0][member] for of in cases), float)
-                axes.plot(xs, law.factor * xs**law.exponent, color=colour, linewidth=1)
-    left.set(xlabel="parameters", ylabel="loss (nats per token)")
-    right.set(xlabel="operations")
-    for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
-        axes.grid(linewidth=0.3, which="both")
-        axes.legend(fontsize=7)
+                ends = np.array(sorted(xs), float)
+                axes.plot(ends, law.factor * ends**law.exponent, color=colour, linewidth=1)
+    finish(left, xscale="log", yscale="log", xlabel="parameters", ylabel="loss (nats per token)")
+    finish(right, xscale="log", yscale="log", xlabel="operations")
     return figure
 
 
-def _points(
-    axes: Axes, results: Results, cases: Sequence[str], member: str, colour: str, label: str
-) -> None:
-    xs = [results[of][0][member] for of in cases]
-    losses = [mean(run["loss"] for run in results[of]) for of in cases]
-    axes.plot(xs, losses, linestyle="", marker="o", color=colour, label=label)
-
-
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(ScalingConfig, argv, prog="python -m research.experiments scaling")
+def run(config: Settings) -> Report:
+    """Run all cases."""
     corpus = standard_library(config.max_vocab_size)
     cases = {
-        case(name, width, steps): measure(config, corpus, name, width, steps)
+        case(name, width, steps): partial(measure, config, corpus, name, width, steps)
         for width, name, steps in product(config.widths, NAMES, config.durations)
     }
-    results = run_cases("scaling", config, cases, {"texts": corpus.sha256})
-    publish("scaling", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    results = run_cases(config, cases, {"texts": corpus.sha256})
+    return results, page(config, results), draw(config, results)

@@ -2,8 +2,8 @@
 
 An update is that of `srm train`: forward and backward passes over random token ids, clipped
 gradients, AdamW. The paper's tables S1 to S7 have the same by width: parameters, memory and
-throughput of training. On a CPU each case has a process of its own. A case that runs out of memory,
-or that torch cannot compile, is a row that says so.
+throughput of training. On a CPU each case has a process of its own. A case that runs out of memory
+is a row that says so.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import resource
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from matplotlib import pyplot as plt
@@ -30,24 +30,23 @@ from torch.nn import functional as F
 
 from research.experiments.harness.models import (
     HEADS,
-    MULTIPLE,
     PASSES,
     REFERENCE,
     count_flops,
+    make_variant,
     model_makers,
 )
-from research.experiments.harness.report import number, table
+from research.experiments.harness.report import draw_lines, number, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import (
+    Report,
     Results,
     in_fresh_process,
     process_bytes,
-    publish,
     run_cases,
 )
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import ModelConfig
-from srm.settings import load
 from srm.training.forms import CHUNK
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
@@ -84,72 +83,59 @@ class _Published(SRM):
 
 def makers(layers: int, n: int, vocab_size: int) -> dict[str, Callable[[int], LanguageModel]]:
     """Return by kind the functions from a width to a new model."""
-
-    def variant(heads: int = HEADS, **members: Any) -> Callable[[int], LanguageModel]:
-        return lambda d: SRM(ModelConfig(d, layers, heads, n, vocab_size, **members))
-
-    made = model_makers(layers, n, vocab_size)
+    sizes = layers, n, vocab_size
+    made = model_makers(*sizes)
     return {
         REFERENCE: made.pop(REFERENCE),
         "Transformer": made.pop("Transformer"),
         **made,
-        "SRM without projections": variant(use_projections=False),
+        "SRM without projections": lambda d: make_variant("mixed decay no projections", d, *sizes),
         "SRM published form": lambda d: _Published(ModelConfig(d, layers, HEADS, n, vocab_size)),
-        "SRM row": variant(1, mixer="row", use_projections=False, decay=False),
-        "SRM column": variant(1, mixer="column", use_projections=False, decay=False),
+        "SRM row": lambda d: make_variant("row", d, *sizes),
+        "SRM column": lambda d: make_variant("column", d, *sizes),
     }
 
 
 KINDS = tuple(makers(1, 1, 1))
-MODES = ("eager", "compiled")
 
 
-class ThroughputConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m research.experiments throughput`; sizes are the paper's."""
+class ThroughputFlags(ExperimentSettings, frozen=True):
+    """Flags of `python -m research.experiments throughput`."""
 
     LEAST_SEEDS: ClassVar[int] = 1
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of weights and token ids; with each, every case is measured once more."""
-    threads: int = 0
-    """CPU threads; 0: all cores."""
-    widths: tuple[int, ...] = (128, 256, 512, 1_024, 2_048)
-    """Widths of the models."""
-    kinds: tuple[str, ...] = KINDS
-    """Models to measure, in this order. SRM is the form that is trained with, of mixed heads with
-    decay and projections; the others of it differ in what they are named by."""
-    modes: tuple[str, ...] = ("eager",)
-    """`eager`, `compiled` (by `torch.compile`), or both."""
-    num_layers: int = 16
-    """Number of blocks of the models."""
-    n_ctx: int = 512
-    """Tokens in a sequence."""
-    rows: int = 32
-    """Sequences in one update."""
-    vocab_size: int = 8_000
-    """Number of token ids."""
-    seconds: float = 10.0
-    """Least seconds that the updates of a case are timed for."""
     device: Literal["cpu", "gpu"] = "cpu"
     """Device that trains."""
     precision: Precision = "auto"
     """Precision of the matrix products, as in `srm train pretrain`."""
+    kinds: tuple[str, ...] = KINDS
+    """Models to measure, in this order. SRM is the form that is trained with, of mixed heads with
+    decay and projections; the others of it differ in what they are named by."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("kinds", KINDS), ("modes", MODES)):
-            if (wrong := set(getattr(self, name)) - set(known)) or not getattr(self, name):
-                raise ValueError(f"{name} must be some of {', '.join(known)}, got {sorted(wrong)}")
-        if not self.widths or any(d < 1 or d % MULTIPLE for d in self.widths):
-            raise ValueError(f"widths must be multiples of {MULTIPLE} above 0, got {self.widths}")
-        if not self.seconds > 0:
-            raise ValueError(f"seconds must be above 0, got {self.seconds}")
+        if (wrong := set(self.kinds) - set(KINDS)) or not self.kinds:
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, got {sorted(wrong)}")
+
+
+class Settings(ThroughputFlags, frozen=True):
+    """Settings of `python -m research.experiments throughput`; sizes are the paper's."""
+
+    seeds: tuple[int, ...] = (0,)
+    threads: int = 0
+    widths: tuple[int, ...] = (128, 256, 512, 1_024, 2_048)
+    num_layers: int = 16
+    n_ctx: int = 512
+    rows: int = 32
+    vocab_size: int = 8_000
+    seconds: float = 1.5
+    """Least seconds that the updates of a case are timed for."""
 
     def make(self, kind: str, width: int) -> LanguageModel:
         """Make a model of a kind."""
         return makers(self.num_layers, self.n_ctx, self.vocab_size)[kind](width)
 
 
-def measure(config: ThroughputConfig, kind: str, width: int, mode: str, seed: int) -> Numbers:
+def measure(config: Settings, kind: str, width: int, seed: int) -> Numbers:
     """Time whole updates; return their rate, and the most memory that they took.
 
     On a CPU memory is what the process gained; so each call needs a fresh process there. An error
@@ -164,23 +150,22 @@ def measure(config: ThroughputConfig, kind: str, width: int, mode: str, seed: in
         gc.collect()  # an earlier case
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    torch.compiler.reset()  # or a further width is computed without being compiled
     try:
         with processes(config.device) as own:
-            return counted | _timed(config, kind, width, mode, own)
+            return counted | _timed(config, kind, width, own)
     except (RuntimeError, MemoryError) as error:
         traceback.print_exc()
         return counted | {"failed": _reason(error)}
 
 
-def count(config: ThroughputConfig, kind: str, width: int) -> Numbers:
+def count(config: Settings, kind: str, width: int) -> Numbers:
     """Count a model's parameters; none is made."""
     with torch.device("meta"):
         model = config.make(kind, width)
     return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-def _timed(config: ThroughputConfig, kind: str, width: int, mode: str, own: Processes) -> Numbers:
+def _timed(config: Settings, kind: str, width: int, own: Processes) -> Numbers:
     before = process_bytes("VmRSS")
     with own.device, tempfile.TemporaryDirectory() as folder:
         schedule = Schedule(
@@ -190,7 +175,6 @@ def _timed(config: ThroughputConfig, kind: str, width: int, mode: str, own: Proc
             weight_decay=0.0,
             save_every=2**31,
             precision=config.precision,
-            compile=mode == "compiled",
         )
         model = config.make(kind, width)
         run = Run(model, schedule, Path(folder), own, {})
@@ -231,7 +215,7 @@ def _window(run: Run, inputs: Tensor, loss: Callable[[Tensor], Tensor], steps: i
     return time.monotonic() - started
 
 
-def measure_peak(config: ThroughputConfig, seed: int) -> Numbers:
+def measure_peak(config: Settings, seed: int) -> Numbers:
     """Multiply large random matrices; return operations a second, the median of windows."""
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(seed)
@@ -263,10 +247,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {(words.splitlines() or [''])[0]:.80}"
 
 
-def apart(config: ThroughputConfig, kind: str, width: int, mode: str) -> Callable[[int], Numbers]:
+def apart(config: Settings, kind: str, width: int) -> Callable[[int], Numbers]:
     """Return the function that measures a case, on a CPU in a fresh process, which the system may
     kill."""
-    measured = partial(measure, config, kind, width, mode)
+    measured = partial(measure, config, kind, width)
     if config.device == "gpu":  # whose memory is counted from nothing anew
         return measured
     in_process = in_fresh_process(measured)
@@ -280,34 +264,25 @@ def apart(config: ThroughputConfig, kind: str, width: int, mode: str) -> Callabl
     return whatever
 
 
-def case(kind: str, width: int, mode: str) -> str:
-    """Return the name of a case."""
-    return f"{kind} {width}{' compiled' if mode == 'compiled' else ''}"
-
-
-def run_all(config: ThroughputConfig) -> Results:
+def run_all(config: Settings) -> Results:
     """Measure all cases, kind by kind."""
     cases: dict[str, Callable[[int], Numbers]] = {PEAK: partial(measure_peak, config)}
-    for mode, kind, width in product(config.modes, config.kinds, config.widths):
-        cases[case(kind, width, mode)] = apart(config, kind, width, mode)
-    return run_cases("throughput", config, cases, {})
+    for kind, width in product(config.kinds, config.widths):
+        cases[f"{kind} {width}"] = apart(config, kind, width)
+    return run_cases(config, cases, {})
 
 
-def page(config: ThroughputConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: tables by width of parameters, speed, memory and share of the
     peak."""
     peak = mean(result["flops_per_s"] for result in results[PEAK])
-    by_mode = [(kind, mode) for mode in config.modes for kind in config.kinds]
     heads = ["model", *(f"d {width:,}" for width in config.widths)]
-    lines = [
+    blocks = [
         f"Whole updates of {config.rows} sequences of {config.n_ctx} tokens on random ids, with "
         f"{config.num_layers} blocks and {config.vocab_size:,} ids: "
         "forward and backward passes, clipped gradients, AdamW, as `srm train` makes them.",
-        "",
         "Parameters in millions:",
-        "",
-        *table(heads, _size_rows(config, results)),
-        "",
+        table(heads, _size_rows(config, results)),
     ]
 
     def share(result: Numbers) -> float:
@@ -326,40 +301,32 @@ def page(config: ThroughputConfig, results: Results) -> list[str]:
     )
     for title, figure, digits in figures:
         rows = (
-            [
-                _label(kind, mode),
-                *(_cell(results[case(kind, d, mode)], figure, digits) for d in config.widths),
-            ]
-            for kind, mode in by_mode
+            [kind, *(_cell(results[f"{kind} {d}"], figure, digits) for d in config.widths)]
+            for kind in config.kinds
         )
-        lines += [f"{title}:", "", *table(heads, rows), ""]
+        blocks += [f"{title}:", table(heads, rows)]
     memory = (
         "torch's allocator gave out on the GPU" if config.device == "gpu" else "the process gained"
     )
-    lines += [
+    return [
+        *blocks,
         f"Operations are {PASSES} times those of the matrix products of a forward pass, as torch "
         "counts them: 6 a token for each weight of a matrix but the embedding's, and those of "
         "token mixing, triangular matrices as full ones; a matrix of SRM spans "
-        f"{min(CHUNK, config.n_ctx)} tokens. Memory is what {memory}."
+        f"{min(CHUNK, config.n_ctx)} tokens. Memory is what {memory}.",
     ]
-    return lines
 
 
-def _size_rows(config: ThroughputConfig, results: Results) -> list[list[str]]:
+def _size_rows(config: Settings, results: Results) -> list[list[str]]:
     """Return rows of parameters in millions, beside the paper's where it has the same sizes."""
     rows = []
     for kind in config.kinds:
         paper = PAPER_MILLIONS.get(kind, {})
-        cases = [results[case(kind, d, config.modes[0])] for d in config.widths]
-        sizes = [seeds[0]["parameters"] / 1e6 for seeds in cases]
+        sizes = [results[f"{kind} {d}"][0]["parameters"] / 1e6 for d in config.widths]
         rows.append([kind, *(f"{size:.2f}" for size in sizes)])
         if paper and (config.num_layers, config.n_ctx, config.vocab_size) == PAPER_SIZES:
             rows.append(["the paper's", *(number(paper.get(d), 2) for d in config.widths)])
     return rows
-
-
-def _label(kind: str, mode: str) -> str:
-    return kind if mode == "eager" else f"{kind}, compiled"
 
 
 def _cell(results: list[Numbers], figure: Callable[[Numbers], float], digits: int) -> str:
@@ -370,29 +337,25 @@ def _cell(results: list[Numbers], figure: Callable[[Numbers], float], digits: in
     return f"{mean(map(figure, results)):,.{digits}f}"
 
 
-def drawn(config: ThroughputConfig, results: Mapping[str, list[Numbers]]) -> Figure:
-    """Plot tokens a second and memory by width, a line for each model and mode."""
+def draw(config: Settings, results: Results) -> Figure:
+    """Plot tokens a second and memory by width, a line for each model."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 4.5))
     for axes, member, unit, label in (
         (panels[0], "tokens_per_s", 1, "tokens a second"),
         (panels[1], "bytes", 2**20, "MiB at the most"),
     ):
-        for mode, kind in product(config.modes, config.kinds):
-            points = {d: results[case(kind, d, mode)] for d in config.widths}
-            done = {d: of for d, of in points.items() if not any("failed" in r for r in of)}
-            values = [mean(result[member] for result in of) / unit for of in done.values()]
-            style = "-" if mode == "eager" else "--"
-            axes.plot(list(done), values, style, marker=".", label=_label(kind, mode))
-        axes.set(xscale="log", yscale="log", xlabel="width", ylabel=label)
+        lines = {}
+        for kind in config.kinds:
+            cases = {d: results[f"{kind} {d}"] for d in config.widths}
+            done = {d: of for d, of in cases.items() if not any("failed" in run for run in of)}
+            values = [mean(run[member] for run in of) / unit for of in done.values()]
+            lines[kind] = [*done], values
+        draw_lines(lines, axes, yscale="log", xlabel="width", ylabel=label)
         axes.set_xscale("log", base=2)
-        axes.grid(linewidth=0.3)
-    panels[0].legend(fontsize=7)
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run all cases and write the record."""
-    config = load(ThroughputConfig, argv, prog="python -m research.experiments throughput")
+def run(config: Settings) -> Report:
+    """Measure all cases."""
     results = run_all(config)
-    publish("throughput", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    return results, page(config, results), draw(config, results)

@@ -11,7 +11,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median
@@ -24,16 +24,16 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from research.experiments.finetuning import gain, solved
-from research.experiments.harness.report import table
+from research.experiments.harness.report import AVERAGED, finish, first_and_last, table
 from research.experiments.harness.result_cache import Numbers, digest, folder_of
-from research.experiments.harness.runner import Results, check_writable, publish, run_cases
+from research.experiments.harness.runner import Report, Results, check_writable, run_cases
 from research.experiments.harness.served import free_port, served
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import convert
 from srm.errors import ConfigError
-from srm.settings import build, load
+from srm.settings import build
 from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model, save_model
 from srm.training.grpo.asked import questions
@@ -49,8 +49,6 @@ ROOT = Path(__file__).resolve().parents[2]
 START, TRL, SRM = "start", "TRL", "srm train grpo"
 PARTS = 4
 """Micro-batches of an update by TRL, if its questions can be divided so."""
-AVERAGED = 5
-"""Number of first and of last updates whose mean reward is shown."""
 WITHIN = 2.0
 """Standard errors that two trainers may be apart."""
 OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRL_EXPERIMENTAL_SILENCE"), "1")
@@ -64,19 +62,22 @@ DIFFERENCES = (
 )
 
 
-class TrainersConfig(ExperimentSettings, frozen=True):
+class TrainersFlags(ExperimentSettings, frozen=True):
+    """Flags of `python -m research.experiments trainers`."""
+
+    environment: Path = Path(".venv-clients")
+    """Folder of the Python environment with TRL; `make test-clients` makes the default."""
+
+
+class Settings(TrainersFlags, frozen=True):
     """Settings of `python -m research.experiments trainers`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Seeds of the order of the problems, and of the samples of `srm train grpo`."""
     threads: int = 0
     """CPU threads for training; 0: all cores. The engine always has all cores."""
     model: Path = DEMO_MODEL
     """Folder of the model that training begins with."""
-    environment: Path = Path(".venv-clients")
-    """Folder of the Python environment with TRL; `make test-clients` makes the default."""
     steps: int = 50
-    """Updates of each run."""
     problems: int = 32
     """Word problems to learn from, which come again in every epoch."""
     questions: int = 8
@@ -86,15 +87,10 @@ class TrainersConfig(ExperimentSettings, frozen=True):
     learning_rate: float = 3e-5
     """Learning rate of the first update; it falls to 0 along a cosine."""
     max_tokens: int = 96
-    """Longest completion, in tokens."""
     held_out: int = 100
     """Held-out problems for pass@1."""
     samples: int = 32
     """Completions of each problem for pass@1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.training(0), self.evaluation(())  # report what these do not take
 
     @property
     def folder(self) -> Path:
@@ -107,7 +103,7 @@ class TrainersConfig(ExperimentSettings, frozen=True):
         return self.folder / "train.jsonl"
 
     def training(self, seed: int) -> GRPOConfig:
-        """Return the settings of `srm train grpo`. Raises ConfigError."""
+        """Return the settings of `srm train grpo`."""
         exact = {"precision": "float32", "dtype": "float32", "temperature": 1.0, "top_p": 1.0}
         plain = {"group_size": 0, "kl_weight": 0.0, "warmup_share": 0.0, "weight_decay": 0.0}
         settings = {
@@ -124,7 +120,7 @@ class TrainersConfig(ExperimentSettings, frozen=True):
         return build(GRPOConfig, settings | {"output": output})
 
     def evaluation(self, files: tuple[Path, ...]) -> GRPOConfig:
-        """Return how all problems of files, or held-out ones, are sampled. Raises ConfigError."""
+        """Return how all problems of files, or held-out ones, are sampled."""
         settings = {
             "evaluation": files,
             "evaluation_questions": self.problems if files else self.held_out,
@@ -182,7 +178,7 @@ class TrainersConfig(ExperimentSettings, frozen=True):
         }
 
 
-def write_problems(config: TrainersConfig) -> None:
+def write_problems(config: Settings) -> None:
     """Write the problems to learn from. Raises ConfigError if the file cannot be written."""
     check_writable("results", config.folder)
     rows = (
@@ -192,13 +188,13 @@ def write_problems(config: TrainersConfig) -> None:
     write_whole(config.train, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
-def answered(config: TrainersConfig, model: Path) -> Numbers:
+def answered(config: Settings, model: Path) -> Numbers:
     """Return the right samples of each problem, held-out ones and those that are learned from."""
     held_out, known = (solved(config.evaluation(files), model) for files in ((), (config.train,)))
     return {**held_out, "known": known["right"]}
 
 
-def learned_by_us(config: TrainersConfig, seed: int) -> Numbers:
+def learned_by_us(config: Settings, seed: int) -> Numbers:
     """Train by `srm train grpo`; return what it has learned, and the times of its updates."""
     rules = config.training(seed)
     grpo(rules)
@@ -213,7 +209,7 @@ def learned_by_us(config: TrainersConfig, seed: int) -> Numbers:
     }
 
 
-def learned_by_trl(config: TrainersConfig, seed: int) -> Numbers:
+def learned_by_trl(config: Settings, seed: int) -> Numbers:
     """Train by TRL, whose rollouts a server makes; return the same. Raises ConfigError if its
     environment is missing or it fails."""
     folder = (config.folder / f"trl-{seed}").resolve()
@@ -245,7 +241,7 @@ def learned_by_trl(config: TrainersConfig, seed: int) -> Numbers:
     return answered(config, stored) | result
 
 
-def check_environment(config: TrainersConfig) -> None:
+def check_environment(config: Settings) -> None:
     """Raise ConfigError unless the environment has a Python."""
     python = config.environment / "bin" / "python"
     if not python.exists():
@@ -283,7 +279,7 @@ def agreement(results: Results) -> str:
     )
 
 
-def page(config: TrainersConfig, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: what was learned, what it took, and whether both agree."""
     solved_rows, took = [], []
     for case in (START, TRL, SRM):
@@ -300,13 +296,9 @@ def page(config: TrainersConfig, results: Results) -> list[str]:
         seeds = results[case]
         seconds, waited = ([median(seed[name]) for seed in seeds] for name in ("seconds", "waited"))
         shares = [sum(seed["waited"]) / sum(seed["seconds"]) for seed in seeds]
-        rewards = (
-            f"{mean(mean(seed['rewards'][part]) for seed in seeds):.3f}"
-            for part in (slice(AVERAGED), slice(-AVERAGED, None))
-        )
         row = [case, *(", ".join(f"{value:.2f}" for value in each) for each in (seconds, waited))]
         row += [f"{mean(shares):.0%} ({min(shares):.0%} … {max(shares):.0%})"]
-        row += [f"{mean(mean(seed['tokens']) for seed in seeds):,.0f}", *rewards]
+        row += [f"{mean(mean(seed['tokens']) for seed in seeds):,.0f}", *first_and_last(seeds)]
         row += [f"{mean(mean(seed['mixed']) for seed in seeds):.0%}"]
         took.append(row)
     versions = results[TRL][0]
@@ -317,22 +309,18 @@ def page(config: TrainersConfig, results: Results) -> list[str]:
     rows = config.questions * config.rollouts
     return [
         agreement(results),
-        "",
         f"{config.steps} updates of {config.questions} problems out of {config.problems}, "
         f"{config.rollouts} rollouts of each, {rows} rows; {len(config.seeds)} seeds; TRL "
         f"{versions['trl']}, torch {versions['torch']} there. {config.held_out} held-out problems "
         f"and those learned from, {config.samples} samples of each at temperature 1. A gain is by "
         "problem, with its standard error over problems.",
-        "",
-        *table(heads, solved_rows),
-        "",
-        *table([*times, "problems with right and wrong rollouts"], took),
-        "",
+        table(heads, solved_rows),
+        table([*times, "problems with right and wrong rollouts"], took),
         DIFFERENCES,
     ]
 
 
-def drawn(_: TrainersConfig, results: Results) -> Figure:
+def draw(results: Results) -> Figure:
     """Plot the mean reward of each update's rollouts, a line for each seed."""
     figure, axes = plt.subplots(figsize=(7, 4))
     for colour, case in enumerate((TRL, SRM)):
@@ -340,24 +328,17 @@ def drawn(_: TrainersConfig, results: Results) -> Figure:
             steps = range(1, len(seed["rewards"]) + 1)
             label = case if seed is results[case][0] else None
             axes.plot(steps, seed["rewards"], color=f"C{colour}", linewidth=0.8, label=label)
-    axes.set(xlabel="updates", ylabel="reward of the rollouts")
-    axes.grid(linewidth=0.3)
-    axes.legend(fontsize=7)
+    finish(axes, xlabel="updates", ylabel="reward of the rollouts")
     return figure
 
 
-def main(argv: list[str]) -> int:
-    """Run both trainers with all seeds and write the record."""
-    config = load(TrainersConfig, argv, prog="python -m research.experiments trainers")
+def run(config: Settings) -> Report:
+    """Run both trainers with all seeds."""
     check_environment(config)
     write_problems(config)
     made_of = {"model": read_model(config.model).fingerprint, "problems": digest([config.train])}
-    start: dict[str, Callable[[int], Numbers]] = {START: lambda _: answered(config, config.model)}
-    results = run_cases("trainers", config, start, made_of, config.seeds[:1])
-    cases: dict[str, Callable[[int], Numbers]] = {
-        TRL: lambda seed: learned_by_trl(config, seed),
-        SRM: lambda seed: learned_by_us(config, seed),
-    }
-    results |= run_cases("trainers", config, cases, made_of)
-    publish("trainers", argv, config, results, page(config, results), drawn(config, results))
-    return 0
+    start = {START: lambda _: answered(config, config.model)}
+    results = run_cases(config, start, made_of, config.seeds[:1])
+    cases = {TRL: partial(learned_by_trl, config), SRM: partial(learned_by_us, config)}
+    results |= run_cases(config, cases, made_of)
+    return results, page(config, results), draw(results)

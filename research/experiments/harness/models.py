@@ -28,18 +28,29 @@ in half precision."""
 MULTIPLE = 2 * HEADS
 """Number that the width of every model is a multiple of."""
 SRMS: dict[str, dict[str, Any]] = {
-    "mixed decay no projections": {"mixer": "mixed", "decay": True, "use_projections": False},
+    "row": {"mixer": "row"},
+    "column": {"mixer": "column"},
+    "column heads": {"mixer": "column_heads"},
+    "combined": {"mixer": "combined"},
+    "combined decay": {"mixer": "combined", "decay": True},
+    "mixed": {"mixer": "mixed"},
     "mixed decay": {"mixer": "mixed", "decay": True},
     "mixed no projections": {"mixer": "mixed", "use_projections": False},
-    "mixed": {"mixer": "mixed"},
-    "plain heads": {"mixer": "column_heads"},
-    "parallel heads": {"mixer": "parallel", "decay": True},
-    "headless": {"mixer": "column"},
+    "mixed decay no projections": {"mixer": "mixed", "decay": True, "use_projections": False},
+    "parallel": {"mixer": "parallel"},
+    "parallel decay": {"mixer": "parallel", "decay": True},
+    "diagonal": {"mixer": "diagonal"},
+    "diagonal decay": {"mixer": "diagonal", "decay": True},
     "kernel 4": {"mixer": "kernel", "kernel_size": 4},
     "kernel 8": {"mixer": "kernel", "kernel_size": 8},
 }
 """The variants of SRM, as settings of ModelConfig: without decay where it is not named, and
 projected with heads."""
+SRMS |= {
+    "plain heads": SRMS["column heads"],
+    "parallel heads": SRMS["parallel decay"],
+    "headless": SRMS["column"],
+}
 
 PASSES = 3
 """Products of a forward and a backward pass, in those of the forward pass."""
@@ -68,7 +79,7 @@ def make_variant(variant: str, width: int, layers: int, n: int, vocab_size: int)
     """Make a variant of SRM or another model, for sequences of up to n tokens."""
     if variant not in SRMS:
         return model_makers(layers, n, vocab_size)[variant](width)
-    is_headless = SRMS[variant]["mixer"] in {"column", "kernel"}
+    is_headless = SRMS[variant]["mixer"] in {"row", "column", "kernel"}
     fixed = {"decay": False, "use_projections": not is_headless}
     sizes = (width, layers, 1 if is_headless else HEADS, n, vocab_size)
     return SRM(ModelConfig(*sizes, **(fixed | SRMS[variant])))

@@ -31,7 +31,6 @@ from srm.training.processes import processes
 from srm.training.questions.questions import Question
 from srm.training.questions.reward_process import RewardProcess
 from srm.training.schedule import Schedule
-from srm.training.settings import check_numbers
 
 REWARD, REWARD_LIMIT_S = "srm.training.questions.rewards:countdown", 60.0
 LONGEST_ANSWER = LONGEST - (SIZES[-1] + 5)
@@ -58,9 +57,6 @@ updates, end a run."""
 class GRPOSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How models that can answer learn from rewards."""
 
-    grpo_minutes: float = 0.0
-    """Processor minutes of GRPO, sampling and learning together, that each trained model then goes
-    through, plain and balanced; 0: none."""
     grpo_puzzles: int = 32
     """Puzzles of one update."""
     rollouts: int = 50
@@ -71,12 +67,6 @@ class GRPOSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Answers to a puzzle that balanced resampling learns from, or one less than there are."""
     grpo_learning_rate: float = 1e-4
     """Learning rate of GRPO: reached after five updates, then constant."""
-
-    def __post_init__(self) -> None:
-        least = {"rollouts": 3, "transformer_rollouts": 3, "group_size": 2, "grpo_minutes": 0.0}
-        check_numbers(self, {"grpo_puzzles": 1, **least})
-        if not self.grpo_learning_rate > 0:
-            raise ValueError(f"grpo_learning_rate must be above 0, got {self.grpo_learning_rate}")
 
 
 class PuzzleBatches:
@@ -92,7 +82,12 @@ class PuzzleBatches:
 
 
 def reinforce(
-    model: LanguageModel, settings: GRPOSettings, rollouts: int, group_size: int, seed: int
+    model: LanguageModel,
+    settings: GRPOSettings,
+    minutes: float,
+    rollouts: int,
+    group_size: int,
+    seed: int,
 ) -> Numbers:
     """Train the model in place; return what training took and how rewards went.
 
@@ -112,7 +107,7 @@ def reinforce(
         clip_norm=CLIP_NORM,
     )
     dtype = training_dtype()
-    reference, budget = deepcopy(model), 60 * settings.grpo_minutes
+    reference, budget = deepcopy(model), 60 * minutes
     took: dict[str, list[float]] = {"sampling": [], "learning": []}
     updates: list[tuple[float, float, int]] = []
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -21,6 +21,7 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from research.experiments.harness.corpus import Corpus
 from research.experiments.harness.result_cache import Numbers, cached
 from research.experiments.harness.settings import ExperimentSettings
 from srm.errors import ConfigError
@@ -31,16 +32,17 @@ from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.text.whole_files import replace_file
 
-NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "modes", "grpo")
-"""Settings that results do not depend on: a cached result is used whatever they are. Of `grpo` some
+NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "grpo", "grpo_minutes")
+"""Settings that results do not depend on: a cached result is used whatever they are. Of GRPO some
 do, whose experiment says so."""
 
 Results = dict[str, list[Numbers]]
 """Results of each case, one for each seed."""
+Report = tuple[Results, Sequence[str], Figure]
+"""What an experiment has found: results, the blocks of its page, and its picture."""
 
 
 def run_cases(
-    name: str,
     config: ExperimentSettings,
     cases: Mapping[str, Callable[[int], Numbers]],
     made_of: Mapping[str, Any],
@@ -51,8 +53,9 @@ def run_cases(
     Without `seeds`, those of the settings are taken. Raises ConfigError before any work if
     `results` or `output` cannot be written.
     """
-    for setting, folder in (("results", config.results / name), ("output", config.output)):
-        check_writable(setting, folder)
+    folder = config.results / config.name
+    for setting, path in (("results", folder), ("output", config.output)):
+        check_writable(setting, path)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     settings = {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
     made_of = {"settings": settings, "torch": str(torch.__version__), **made_of}
@@ -67,8 +70,8 @@ def run_cases(
             return {"seed": seed} | result
 
         place = f"{number} of {len(runs)}: " if len(runs) > 1 else ""
-        sys.stderr.write(f"{name}: {place}{case}, seed {seed}\n")
-        path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
+        sys.stderr.write(f"{config.name}: {place}{case}, seed {seed}\n")
+        path = folder / f"{case.replace(' ', '_')}-{seed}.json"
         about = {"case": case, "seed": seed, **made_of}
         by_case[case].append(cached(path, about, measured))
     return by_case
@@ -141,25 +144,41 @@ def fit(
     return run, model, took
 
 
+def fit_text(
+    corpus: Corpus,
+    config: Any,
+    make: Callable[[], LanguageModel],
+    seed: int,
+    steps: int,
+    learning_rate: float,
+    **treatment: Any,
+) -> tuple[Run, LanguageModel, Numbers]:
+    """Train on text, in `rows` sequences of `n_ctx` tokens as the settings say; return what `fit`
+    does, with the loss on held-out text in nats per token."""
+    sizes = config.rows, config.n_ctx
+    batches = corpus.batches(*sizes, seed)
+    run, model, took = fit(make, batches, seed, steps, learning_rate, **treatment)
+    return run, model, {"loss": run.evaluate(corpus.evaluation(*sizes)), **took}
+
+
 def publish(
-    name: str,
-    argv: list[str],
     config: ExperimentSettings,
+    argv: list[str],
     results: Results,
-    lines: Iterable[str],
+    blocks: Sequence[str],
     figure: Figure,
 ) -> Path:
     """Write the record, its page and its plot; print the page. Returns the page's path."""
-    command = " ".join(["python -m research.experiments", name, *argv])
+    command = " ".join(["python -m research.experiments", config.name, *argv])
     record = new_record(command, getattr(config, "device", "cpu"))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
     commits = sorted({seed["commit"] for seeds in results.values() for seed in seeds})
     precisions = {seed.get("precision", "") for seeds in results.values() for seed in seeds}
     made_with = ", ".join([f"torch {torch.__version__}", *sorted(precisions - {""})])
-    reported = f"{made_with}; cases ran at {', '.join(commits)}."
-    stem = f"experiment-{name}"
+    stem = f"experiment-{config.name}"
     picture = f"{record['date']}-{record['commit']}-{stem}.svg"
-    text = "\n".join([reported, "", *lines, "", f"![the same as a picture]({picture})", ""])
+    reported = f"{made_with}; cases ran at {', '.join(commits)}."
+    text = "\n\n".join([reported, *blocks, f"![the same as a picture]({picture})"]) + "\n"
     page = write_record(record, stem, text, config.output)
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure.tight_layout()

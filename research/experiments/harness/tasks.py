@@ -85,9 +85,9 @@ class CountdownTask:
     longest = countdown.LONGEST
     guesses = "random combinations"
 
-    def __init__(self, puzzles: Mapping[str, Sequence[Countdown]], form: countdown.Form) -> None:
+    def __init__(self, puzzles: Mapping[str, Sequence[Countdown]]) -> None:
         """`puzzles` has those to answer by kind."""
-        self._puzzles, self._form = [*chain.from_iterable(puzzles.values())], form
+        self._puzzles = [*chain.from_iterable(puzzles.values())]
         self.problems = [
             PosedProblem(puzzle.prompt, prompt_ids(puzzle), partial(is_right, puzzle), kind)
             for kind, of_kind in puzzles.items()
@@ -95,7 +95,7 @@ class CountdownTask:
         ]
 
     def batches(self, seed: int, tokens: int) -> CountdownBatches:
-        return CountdownBatches(seed, tokens, self._form)
+        return CountdownBatches(seed, tokens, "direct")
 
     def guess(self, samples: int, seed: int) -> list[int]:
         return draw_random(self._puzzles, samples, seed)

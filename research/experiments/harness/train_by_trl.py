@@ -1,7 +1,7 @@
 """Trains by TRL's GRPOTrainer, whose rollouts a server makes that goes on with its weights.
 
 It runs in an environment with TRL and writes what its updates were like. Argument: a JSON file, as
-`TrainersConfig.task` of `research/experiments/trainers.py` has it.
+`Settings.task` of `research/experiments/trainers.py` has it.
 """
 
 import json

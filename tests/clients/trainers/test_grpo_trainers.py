@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from research.experiments.__main__ import main
-from research.experiments.trainers import SRM, START, TRL, TrainersConfig
-from srm.settings import load
+from research.experiments.harness.settings import configure
+from research.experiments.trainers import SRM, START, TRL, Settings
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import gsm8k_strict
 from tests.clients.conftest import BIN
 
-SIZES = {"steps": 2, "problems": 4, "questions": 2, "rollouts": 4, "max-tokens": 48} | {
-    "held-out": 3, "samples": 4, "seeds": "0,1", "threads": 1
+SIZES = {"steps": 2, "problems": 4, "questions": 2, "rollouts": 4} | {
+    "max_tokens": 48, "held_out": 3, "samples": 4
 }  # fmt: skip
 
 
@@ -23,9 +23,9 @@ SIZES = {"steps": 2, "problems": 4, "questions": 2, "rollouts": 4, "max-tokens":
 def test_trl_is_asked_and_judged_as_our_trainer_is(tmp_path: Path) -> None:
     """The same problems in the same order; each reward is that of `gsm8k_strict`."""
     places = {"environment": BIN.parent, "results": tmp_path / "results", "output": tmp_path}
-    argv = [f"--{name}={value}" for name, value in (SIZES | places).items()]
-    assert main(["trainers", *argv]) == 0
-    config = load(TrainersConfig, argv, prog="")
+    argv = ["--threads=1", *(f"--{name}={value}" for name, value in places.items())]
+    assert main(["trainers", *argv], **SIZES) == 0
+    config = configure(Settings, argv, **SIZES)
     (page,) = config.output.glob("*-experiment-trainers.md")
     record = json.loads(page.with_suffix(".json").read_text())
     assert [len(record["results"][case]) for case in (START, TRL, SRM)] == [1, 2, 2]

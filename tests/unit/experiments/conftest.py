@@ -19,7 +19,7 @@ from srm.training.grpo.engine_sampler import EngineSampler, folded
 from tests.kit.engines.making import engine_of
 from tests.kit.one_thread import one_thread  # noqa: F401 - a fixture of all below
 
-TINY = "--steps=2 --rows=2 --d-model=8 --num-layers=1 --n-ctx=16 --seeds=0,1 --threads=1".split()
+TINY = {"steps": 2, "rows": 2, "d_model": 8, "num_layers": 1, "n_ctx": 16, "max_vocab_size": 300}
 
 Experiment = Callable[..., tuple[dict[str, Any], str, str]]
 
@@ -50,36 +50,30 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """run_experiment(name, *flags): its record, page and picture; twice, the second time from disk.
-    `again` has what a case would call if it were run."""
+    """run_experiment(name, *flags, **constants): its record, page and picture, with tiny models and
+    two seeds; twice, the second time from disk. `again` has what a case would call if it were
+    run."""
 
     def run(
-        name: str, *flags: str, again: Iterable[tuple[Any, str]] = ((runner, "Run"),)
+        name: str,
+        *flags: str,
+        again: Iterable[tuple[Any, str]] = ((runner, "Run"),),
+        **constants: Any,
     ) -> tuple[dict[str, Any], str, str]:
         folder = tmp_path / "output"
-        argv = [name, f"--output={folder}", f"--results={tmp_path / 'results'}", *flags]
-        assert main(argv) == 0
+        argv = [name, f"--output={folder}", f"--results={tmp_path / 'results'}", "--threads=1"]
+        argv += ["--seeds=0,1", *flags]
+        constants = TINY | constants
+        assert main(argv, **constants) == 0
         (page,) = folder.glob(f"*-experiment-{name}.md")
         first = page.read_text()
         with monkeypatch.context() as patch:
             for module, function in again:
                 patch.setattr(module, function, done_before)
-            assert main(argv) == 0
+            assert main(argv, **constants) == 0
         assert page.read_text() == first
         record = json.loads(page.with_suffix(".json").read_text())
         assert record["commit"] in first and f"]({page.with_suffix('.svg').name})" in first
         return record, first, page.with_suffix(".svg").read_text()
-
-    return run
-
-
-@pytest.fixture
-def run_tiny(library: Path, run_experiment: Experiment) -> Experiment:
-    """`run_experiment` with tiny models and two seeds."""
-
-    def run(name: str, *flags: str) -> tuple[dict[str, Any], str, str]:
-        result = run_experiment(name, *TINY, *flags)
-        assert result[0]["settings"]["seeds"] == [0, 1]
-        return result
 
     return run

@@ -7,7 +7,7 @@ import pytest
 from research.experiments.baselines import (
     FINEMATH,
     FINEWEB,
-    BaselinesConfig,
+    Settings,
     along,
     crossings,
     equal_time,
@@ -26,9 +26,10 @@ from tests.unit.experiments.conftest import Experiment
 NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2", "RWKV-4"]
 
 
-def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
-    flags = ["--d-model=16", "--max-vocab-size=300", "--learning-rates=1e-9,1e-2"]
-    record, text, picture = run_tiny("baselines", *flags, "--further-rates=1")
+@pytest.mark.usefixtures("library")
+def test_all_models_are_trained_and_shown(run_experiment: Experiment) -> None:
+    sizes = {"d_model": 16, "learning_rates": (1e-9, 1e-2), "further_rates": 1}
+    record, text, picture = run_experiment("baselines", **sizes)
     results = record["results"]
     wanted = [f"{name}, rate {rate}" for name in NAMES for rate in ("1e-09", "0.01", "0.02")]
     wanted += [f"{name}, equal {what}" for what in ("parameters", "time") for name in NAMES]
@@ -56,7 +57,7 @@ def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
 
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_widths_give_as_many_parameters(name: str) -> None:
-    config = BaselinesConfig()
+    config = Settings()
     make = model_makers(config.num_layers, config.n_ctx, vocab_size=1_024)
 
     def count(name: str, width: int) -> int:

@@ -13,11 +13,11 @@ from srm.training.data import IGNORED
 from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
 
-SIZES = ["--d-model=16", "--n-ctx=4", "--widths=16", "--copied=2", "--ids=3"]
+SIZES = {"d_model": 16, "n_ctx": 4, "widths": (16,), "copied": (2,), "ids": 3}
 
 
-def test_all_variants_are_trained_and_shown(run_tiny: Experiment) -> None:
-    record, text, picture = run_tiny("copying", *SIZES)
+def test_all_variants_are_trained_and_shown(run_experiment: Experiment) -> None:
+    record, text, picture = run_experiment("copying", **SIZES)
     assert list(record["results"]) == [copying.case(variant, 16, 2) for variant in copying.VARIANTS]
     for name, results in record["results"].items():
         assert [result["seed"] for result in results] == [0, 1]
@@ -41,18 +41,18 @@ def test_the_second_half_is_the_target() -> None:
 
 def test_copying_is_learned() -> None:
     """Two ids, one token: its likeliest guess is right once it is learned, half as often before."""
-    config = copying.CopyingConfig(steps=60, rows=8, d_model=16, num_layers=1, ids=2, threads=1)
+    config = copying.Settings(steps=60, rows=8, d_model=16, num_layers=1, ids=2, threads=1)
     result = copying.copy(config, "mixed decay", width=16, copied=1, seed=0)
     assert result["accuracy"] == 1 and result["loss"] < 0.1
 
 
 def test_widths_share_a_length_and_lengths_a_width() -> None:
-    config = copying.CopyingConfig(d_model=32, n_ctx=16, widths=(32, 64), copied=(4, 8))
+    config = copying.Settings(d_model=32, n_ctx=16, widths=(32, 64), copied=(4, 8))
     assert config.grid == [(32, 4), (32, 8), (64, 8)]
 
 
 def test_variants_have_the_parts_in_their_names() -> None:
-    config = copying.CopyingConfig()
+    config = copying.Settings()
     for variant in copying.VARIANTS:
         made = copying.model(config, variant, 32, 8)
         width = 16 if variant == "Mamba 2" else 32
@@ -71,7 +71,7 @@ def test_variants_have_the_parts_in_their_names() -> None:
 
 
 def test_the_page_sets_widths_beside_the_papers() -> None:
-    config = copying.CopyingConfig(widths=(16, 32), n_ctx=8, d_model=16, copied=(2, 4))
+    config = copying.Settings(widths=(16, 32), n_ctx=8, d_model=16, copied=(2, 4))
     results: dict[str, list[Numbers]] = {
         copying.case(variant, width, copied): [
             {"accuracy": width / 64 / copied + noise, "processor_seconds": 6.0}
@@ -89,8 +89,9 @@ def test_the_page_sets_widths_beside_the_papers() -> None:
     assert "All cases took 6 processor minutes." in text
 
 
-def test_all_treatments_of_decays_are_trained_and_shown(run_tiny: Experiment) -> None:
-    record, text, picture = run_tiny("memory", "--copied=2,3", "--text-steps=2", "--ids=3")
+@pytest.mark.usefixtures("library")
+def test_all_treatments_of_decays_are_trained_and_shown(run_experiment: Experiment) -> None:
+    record, text, picture = run_experiment("memory", copied=(2, 3), text_steps=2, ids=3)
     cases = [f"{name} {gap}" for name in memory.TREATMENTS for gap in ("2", "3", "text")]
     assert list(record["results"]) == cases
     for name, results in record["results"].items():
@@ -103,11 +104,11 @@ def test_all_treatments_of_decays_are_trained_and_shown(run_tiny: Experiment) ->
 
 
 def test_treatments_set_decays_and_their_rates() -> None:
-    config = memory.MemoryConfig(d_model=8)
+    config = memory.Settings(d_model=8)
     wanted: dict[str, list[float]] = {"no decay": [], "as published": [1.0] * 8}
     wanted["a fiftieth"] = [0.95] * 4 + [1] * 4
     for name, expected in wanted.items():
         assert memory.decays(memory.model(config, name, 4, 3)) == pytest.approx(expected)
-    config = memory.MemoryConfig(steps=20, rows=2, d_model=8, num_layers=1)
+    config = memory.Settings(steps=20, rows=2, d_model=8, num_layers=1)
     ends = {name: memory.copy(config, name, 4, 0)["decays"] for name in memory.TREATMENTS}
     assert ends["a fiftieth"][0] > 0.948 > ends["the model's rate"][0] >= 0.9

@@ -17,7 +17,7 @@ from research.experiments.__main__ import main
 from research.experiments.coverage import (
     MODELS,
     RANDOM,
-    CoverageConfig,
+    Settings,
     at_budget,
     grpo_verdict,
     hardest,
@@ -25,7 +25,6 @@ from research.experiments.coverage import (
     verdict,
 )
 from research.experiments.harness import reinforcing, solving, tasks
-from research.experiments.harness.reinforcing import GRPOSettings
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.tasks import (
     EVALUATED,
@@ -45,12 +44,13 @@ from srm.training.questions.questions import Question
 from srm.training.questions.rewards import countdown
 from tests.unit.experiments.conftest import Experiment, done_before, numpy_sampler
 
-TINY = (
-    "--minutes=0.002 --search-minutes=0.001 --d-model=8 --transformer-width=8 --num-layers=1 "
-    "--batch-tokens=200 --learning-rates=0.001,0.01 --problems=3 --samples=20 --seeds=0,1"
-).split()
+TINY = ["--minutes=0.002", "--problems=3", "--samples=20", "--seeds=0,1"]
+SIZES: dict[str, Any] = {
+    **{"search_minutes": 0.001, "d_model": 8, "transformer_width": 8, "num_layers": 1},
+    **{"batch_tokens": 200, "learning_rates": (0.001, 0.01)},
+}
 GIVEN = Countdown((25, 3, 7, 4), 64)
-PUZZLES = CountdownTask({"": [GIVEN]}, "direct")
+PUZZLES = CountdownTask({"": [GIVEN]})
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_both_are_trained_and_set_side_by_side(
     argv = [*TINY, f"--input={puzzles}"]
     cases = [(coverage, name) for name in ("learned", "solved", "rewarded")]
     again = [*cases, (tasks, "draw_random")]
-    record, page, picture = run_experiment("coverage", *argv, again=again)
+    record, page, picture = run_experiment("coverage", *argv, again=again, **SIZES)
     results = record["results"]
     for kind in MODELS:
         assert len(results[f"search {kind} 0.01"]) == 1
@@ -99,31 +99,32 @@ def test_both_are_trained_and_set_side_by_side(
     assert "<!-- FLOP a problem -->" in picture
 
     folder = tmp_path / "results" / "coverage"
-    argv = ["coverage", *argv, f"--output={tmp_path / 'output'}", f"--results={folder.parent}"]
+    places = [f"--output={tmp_path / 'output'}", f"--results={folder.parent}", "--threads=1"]
+    argv = ["coverage", *argv, *places]
     with monkeypatch.context() as patch:
         patch.setattr(coverage, "best_rate", lambda *_: 0.5)
         with pytest.raises(
             ConfigError, match=r"train_SRM-0.json is of another rate, 0.0.* not 0.5"
         ):
-            main(argv)
+            main(argv, **SIZES)
     weights = folder / "model-SRM-0.pt"
     content = weights.read_bytes()
     weights.write_bytes(b"0")
-    assert main(argv) == 0, "its answers are there"
+    assert main(argv, **SIZES) == 0, "its answers are there"
     (answers := folder / "SRM-0.json").rename(tmp_path / "answers")
     with pytest.raises(ConfigError, match=r"model-SRM-0.pt is not the model of its result: remove"):
-        main(argv)
+        main(argv, **SIZES)
     weights.write_bytes(content)
     (tmp_path / "answers").rename(answers)
     (folder / "train_SRM-0.json").unlink()
     monkeypatch.setattr(coverage, "learned", lambda *_: {"weights": "others"})
     with pytest.raises(ConfigError, match=r"coverage/SRM-0.json is of another weights"):
-        main(argv)
+        main(argv, **SIZES)
     for damaged in (b"", b"0"):
         weights.write_bytes(damaged)
         of = hashlib.sha256(damaged).hexdigest()
         with pytest.raises(ConfigError, match=r"model-SRM-0.pt is no model: remove"):
-            coverage.trained(CoverageConfig(results=folder.parent), PUZZLES, "SRM", of, 0)
+            coverage.trained(Settings(results=folder.parent), PUZZLES, "SRM", of, 0)
 
 
 def test_the_page_says_where_no_rate_beyond_the_best_was_tried() -> None:
@@ -141,7 +142,7 @@ def test_both_learn_from_rewards_for_the_same_time(
     stopped does not train again."""
     places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
     argv = ["coverage", *TINY[:-1], *places, f"--input={puzzles}", "--seeds=0"]
-    assert main(argv) == 0  # without GRPO, whose settings these cases do not depend on
+    assert main(argv, **SIZES) == 0  # without GRPO, whose settings these cases do not depend on
     monkeypatch.setattr(coverage, "learned", done_before)
     ticks = Ticks()
     monkeypatch.setattr(time, "process_time", ticks)
@@ -156,10 +157,10 @@ def test_both_learn_from_rewards_for_the_same_time(
         return rows
 
     monkeypatch.setattr(reinforcing, "rows_of", spied)
-    flags = [f"--grpo-minutes={3 / 60}", "--grpo-puzzles=3", "--rollouts=10", "--group-size=6"]
-    assert main([*argv, *flags]) == 0
+    few = SIZES | {"grpo_puzzles": 3, "rollouts": 10, "group_size": 6}
+    assert main([*argv, f"--grpo-minutes={3 / 60}"], **few) == 0
     monkeypatch.setattr(coverage, "rewarded", done_before)
-    assert main([*argv, *flags]) == 0
+    assert main([*argv, f"--grpo-minutes={3 / 60}"], **few) == 0
     (path,) = (tmp_path / "output").glob("*-experiment-coverage.json")
     results = json.loads(path.read_text())["results"]
     for name in ("SRM plain", "SRM balanced", "Transformer plain", "Transformer balanced"):
@@ -181,13 +182,13 @@ def test_both_learn_from_rewards_for_the_same_time(
 
 
 def test_srm_has_ten_times_the_rollouts_of_the_transformer() -> None:
-    assert CoverageConfig(grpo=GRPOSettings(grpo_minutes=1)).grpo_cases == {
+    assert Settings(grpo_minutes=1).grpo_cases == {
         "SRM plain": ("SRM", 50, 0),
         "SRM balanced": ("SRM", 50, 16),
         "Transformer plain": ("Transformer", 5, 0),
         "Transformer balanced": ("Transformer", 5, 4),
     }
-    assert not CoverageConfig().grpo_cases
+    assert not Settings().grpo_cases
 
 
 class Ticks:
@@ -226,7 +227,7 @@ class EveryOther:
 
 
 def test_puzzles_are_drawn_where_there_is_no_file() -> None:
-    problems = read_task(CoverageConfig(problems=8)).problems
+    problems = read_task(Settings(problems=8)).problems
     drawn = [parse_prompt(problem.prompt) for problem in problems]
     assert [len(puzzle.numbers) for puzzle in drawn] == [4, 5, 6, 4, 5, 6, 4, 5]
     assert all(puzzle.is_held_out for puzzle in drawn)
@@ -281,7 +282,7 @@ def _results(srm: list[int], other: list[int], slower: float) -> dict[str, list[
 def test_the_verdict_is_by_seconds(
     srm: list[int], other: list[int], slower: float, outcome: str
 ) -> None:
-    assert outcome in verdict(CoverageConfig(samples=100), _results(srm, other, slower))
+    assert outcome in verdict(Settings(samples=100), _results(srm, other, slower))
 
 
 @pytest.mark.parametrize("cost", [0.1, 0.7, 1.1, 1 / 3, 2.3e-5, 49.0, 1.7e-3])
@@ -293,7 +294,7 @@ def test_no_rounding_makes_a_verdict_of_nothing(samples: int, cost: float) -> No
         (seed,) = results[kind]
         seed["samples"] = samples
         seed["processor_seconds"] *= cost * samples / 100
-    assert "nan" not in verdict(CoverageConfig(samples=samples), results)
+    assert "nan" not in verdict(Settings(samples=samples), results)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_models_that_had_nothing_to_learn_from_are_not_compared(
     results = _results([10] * 9, [10] * 9, 1.0)
     for kind, share, right in zip(MODELS, mixed, ([30] * 9, [20] * 9), strict=True):
         results[f"{kind} balanced"] = [{"right": right, "samples": 100, "mixed": share}]
-    config = CoverageConfig(samples=100, grpo=GRPOSettings(grpo_minutes=1))
+    config = Settings(samples=100, grpo_minutes=1)
     assert outcome in grpo_verdict(config, results)
 
 
@@ -338,7 +339,7 @@ def questions(tmp_path: Path) -> list[str]:
 
 def test_questions_of_files_are_learned_and_answered(questions: list[str], tmp_path: Path) -> None:
     places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
-    assert main(["coverage", *TINY, *places, *questions, "--samples=5", "--seeds=0"]) == 0
+    assert main(["coverage", *TINY, *places, *questions, "--samples=5", "--seeds=0"], **SIZES) == 0
     (path,) = (tmp_path / "output").glob("*-experiment-coverage.json")
     results = json.loads(path.read_text())["results"]
     assert all(len(seed["right"]) == 6 for kind in MODELS for seed in results[kind])
@@ -380,7 +381,6 @@ def test_answers_of_questions_are_judged_by_their_number_once_they_have_ended(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--form=steps"], "form must be direct where train is a file, got steps"),
         (["--grpo-minutes=1"], "grpo_minutes must be 0 where train is a file, got 1"),
         (["--input="], "input must have files where train has one, got none"),
         (["--input={0},{0}"], "input: two files are called train"),

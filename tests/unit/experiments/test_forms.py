@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from research.experiments.forms import FORMS, FormsConfig, is_followed, limitation, measure, page
+from research.experiments.forms import FORMS, Settings, is_followed, limitation, measure, page
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import in_fresh_process
 from srm.engine.config import ModelConfig
@@ -16,8 +16,8 @@ from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
 
 
-def test_each_length_is_measured_and_shown(run_tiny: Experiment) -> None:
-    record, text, picture = run_tiny("forms", "--forms=chunked", "--shortest=8")
+def test_each_length_is_measured_and_shown(run_experiment: Experiment) -> None:
+    record, text, picture = run_experiment("forms", forms=("chunked",), shortest=8)
     assert list(record["results"]) == ["chunked 8", "chunked 16"]
     for results in record["results"].values():
         assert [item["seed"] for item in results] == [0, 1]
@@ -31,7 +31,7 @@ def test_each_length_is_measured_and_shown(run_tiny: Experiment) -> None:
 def test_memory_is_that_of_the_passes() -> None:
     """Matrices of four heads over 2,048 tokens are 64 MiB in float32; logits of as many tokens and
     1,024 ids 8, and so are their gradients."""
-    config = FormsConfig(steps=1, n_ctx=2_048, d_model=8, num_layers=1)
+    config = Settings(steps=1, n_ctx=2_048, d_model=8, num_layers=1)
     published, chunked = (
         in_fresh_process(partial(measure, config, form, 2_048))(0)["bytes"]
         for form in ("published", "chunked")
@@ -41,9 +41,9 @@ def test_memory_is_that_of_the_passes() -> None:
 
 
 def test_lengths_are_halved_as_long_as_they_can_be() -> None:
-    assert FormsConfig(n_ctx=512, shortest=128).lengths == [128, 256, 512]
-    assert FormsConfig(n_ctx=500, shortest=100).lengths == [125, 250, 500]
-    assert FormsConfig(n_ctx=300, shortest=10).lengths == [75, 150, 300]
+    assert Settings(n_ctx=512, shortest=128).lengths == [128, 256, 512]
+    assert Settings(n_ctx=500, shortest=100).lengths == [125, 250, 500]
+    assert Settings(n_ctx=300, shortest=10).lengths == [75, 150, 300]
 
 
 def test_the_three_forms_are_one_function() -> None:
@@ -57,7 +57,7 @@ def test_the_three_forms_are_one_function() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_can_be_measured(form: str) -> None:
-    config = FormsConfig(steps=1, rows=2, n_ctx=16, shortest=8, d_model=8, num_layers=1)
+    config = Settings(steps=1, rows=2, n_ctx=16, shortest=8, d_model=8, num_layers=1)
     results = measure(config, form, 8, seed=0)
     assert results["tokens"] == 32 and len(results["seconds"]) == 1
 
@@ -67,7 +67,7 @@ def result(seconds: float, mib: float) -> Numbers:
 
 
 def test_what_may_grow_beyond_a_limit_is_not_run_and_said() -> None:
-    config = FormsConfig(most_seconds=40, most_gib=2)
+    config = Settings(most_seconds=40, most_gib=2)
     assert is_followed(config, [result(10, 512)])
     assert not is_followed(config, [result(1, 1), result(10.1, 512)])
     assert not is_followed(config, [result(1, 1), result(10, 513)])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from research.experiments.__main__ import main
+from research.experiments.harness import runner
 from research.experiments.harness.ordering import Ordering, ordering
 from research.experiments.harness.result_cache import cached
 from srm.errors import ConfigError
@@ -65,3 +67,40 @@ def test_the_setting_that_is_another_is_named_whatever_stands_before_it(tmp_path
     cached(path, {"settings": {**many, "last": 1}}, dict)
     with pytest.raises(ConfigError, match=r"is of another last, 1 and not 2: remove it"):
         cached(path, {"settings": {**many, "last": 2}}, dict)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "experiments are mixers"),
+        ("mixer", "experiments are mixers"),
+        ("mixers --steps=3", "there is no flag --steps"),
+        ("mixers --seeds=0", "seeds must be two or more different numbers"),
+        ("mixers --seeds=1,1", "seeds must be two or more different numbers"),
+        (f"mixers --seeds=0,{2**64}", "numbers of 0 … 2..64 - 1, got"),
+        ("mixers --threads=5000", "threads must be at most 4096, got 5000"),
+        ("coverage --minutes=0", "minutes must be above 0, got 0"),
+        ("coverage --samples=0", "samples must be at least 1, got 0"),
+        ("coverage --grpo-minutes=-1", "grpo_minutes must be at least 0.0, got -1"),
+        ("coverage --grpo-minutes=inf", "grpo_minutes must be a finite number, got inf"),
+        ("throughput --kinds=SRM,LSTM", r"kinds must be some of SRM, .*, got \['LSTM'\]"),
+        ("throughput --seeds=0,0", "seeds must be one or more different numbers"),
+        ("trainers --environment=/none", "environment: /none/bin/python is missing"),
+    ],
+)
+def test_impossible_settings_are_refused(flags: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        main(flags.split())
+
+
+@pytest.mark.parametrize("setting", ["results", "output"])
+@pytest.mark.parametrize("name", ["mixers", "finetuning"])
+def test_a_folder_that_cannot_be_written_is_refused_first(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, setting: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(runner, "cached", None)  # no case is run
+    places = {"results": tmp_path / "results", "output": tmp_path / "out"}
+    places[setting] = tmp_path / "file" / "folder"
+    with pytest.raises(ConfigError, match=f"{setting}: .*: Not a directory"):
+        main([name, *(f"--{key}={folder}" for key, folder in places.items())])

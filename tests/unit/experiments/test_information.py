@@ -20,9 +20,9 @@ SIZES = (16, 1, 8, 12)
 KINDS = ["mixed decay", "Mamba 2", "masked mixer", "Transformer"]
 
 
-def test_all_cases_are_trained_and_shown(run_tiny: Experiment) -> None:
-    flags = ["--encoder-steps=1", "--max-vocab-size=300"]
-    record, text, picture = run_tiny("information", *flags)
+@pytest.mark.usefixtures("library")
+def test_all_cases_are_trained_and_shown(run_experiment: Experiment) -> None:
+    record, text, picture = run_experiment("information", encoder_steps=1)
     assert list(record["results"]) == list(information.CASES)
     entries = set()
     for case, results in record["results"].items():
@@ -110,7 +110,7 @@ def test_the_page_compares_trained_and_untrained_encoders() -> None:
         case: [{"loss": item, "ratio": 0.25, "processor_seconds": 3.0} for item in loss]
         for case, loss in losses.items()
     }
-    text = "\n".join(information.page(information.InformationConfig(), results, 4.5))
+    text = "\n".join(information.page(information.Settings(), results, 4.5))
     assert "| Mamba 2 untrained | 3.550 ± 0.071 | 7.290 | 0.250 ± 0.000 | 0.193 | 3 |" in text
     assert "| Transformer | 4.050 ± 0.071 | – | 0.250 ± 0.000 | – | 3 |" in text
     assert set(information.PAPER) <= set(information.CASES) and "has a loss of 4.500." in text

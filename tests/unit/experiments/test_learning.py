@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from research.experiments import finetuning, grpo, rollouts, trainers
 from research.experiments.finetuning import AFTER, BEFORE, gain, generated, law, powers, rates
-from research.experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConfig, agreement
+from research.experiments.grpo import BALANCED, PLAIN, START, Settings, agreement
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.rollouts import CASES
 from srm.engine.config import ModelConfig
@@ -47,19 +48,20 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(base: Path, run_experiment: Experiment) -> Run:
-    """run(name, *flags): its results and page."""
+    """run(name, **constants): its results and page."""
 
-    def run(name: str, *flags: str) -> tuple[dict[str, list[Numbers]], str]:
-        given = [f"--model={base}", "--seeds=0,1", *flags]
-        record, page, _ = run_experiment(name, *given, again=CASES_BY)
+    def run(name: str, **constants: Any) -> tuple[dict[str, list[Numbers]], str]:
+        record, page, _ = run_experiment(
+            name, again=CASES_BY, model=base, max_tokens=4, **constants
+        )
         return record["results"], page
 
     return run
 
 
 def test_models_are_fine_tuned_with_each_seed(run: Run) -> None:
-    sizes = ["--rows=12", "--questions=2", "--samples=10", "--max-tokens=4", "--epochs=1"]
-    results, page = run("finetuning", *sizes, "--batch-rows=4")
+    sizes = {"rows": 12, "questions": 2, "samples": 10, "epochs": 1, "batch_rows": 4}
+    results, page = run("finetuning", **sizes)
     assert [len(results[case]) for case in (BEFORE, AFTER)] == [1, 2]
     for result in (*results[BEFORE], *results[AFTER]):
         assert len(result["right"]) == 2 and result["samples"] == 10
@@ -71,9 +73,8 @@ def test_models_are_fine_tuned_with_each_seed(run: Run) -> None:
 
 
 def test_all_cases_of_grpo_sample_as_much(run: Run) -> None:
-    sizes = ["--steps=1", "--rollouts=3,6", "--sampled=6", "--group-size=4"]
-    few = ["--questions=2", "--samples=8", "--max-tokens=4"]
-    results, page = run("grpo", *sizes, *few)
+    sizes = {"steps": 1, "rollouts": (3, 6), "sampled": 6, "group_size": 4}
+    results, page = run("grpo", questions=2, samples=8, **sizes)
     cases = [f"{kind} {count}" for kind in (PLAIN, BALANCED) for count in (3, 6)]
     assert list(results) == [START, *cases] and len(results[START]) == 1
     assert {len(result["rewards"]) for case in cases for result in results[case]} == {1}
@@ -83,8 +84,7 @@ def test_all_cases_of_grpo_sample_as_much(run: Run) -> None:
 
 
 def test_rollouts_are_timed_by_who_samples(run: Run) -> None:
-    sizes = ["--steps=1", "--questions=1", "--rollouts=3", "--group-size=2", "--max-tokens=4"]
-    results, page = run("rollouts", *sizes)
+    results, page = run("rollouts", steps=1, questions=1, rollouts=3, group_size=2)
     assert list(results) == list(CASES)
     for case, seeds in results.items():
         assert {seed["updates"] for seed in seeds} == {1} and f"\n| {case} | " in page
@@ -121,7 +121,7 @@ def test_a_power_law_is_found_where_there_is_one() -> None:
 
 
 def test_the_paper_is_agreed_with_or_not() -> None:
-    config = GRPOExperimentConfig(rollouts=(5, 50))
+    config = Settings(rollouts=(5, 50), samples=256)
     gained = {"plain 50": np.array([0.1, -0.02]), "balanced 50": np.array([0.1, 0.01])}
     message = agreement(config, gained)
     assert message.count("(as in the paper)") == 2
@@ -159,7 +159,7 @@ def test_differences_within_the_errors_agree() -> None:
 
 
 def test_the_trainers_page_has_results_and_times() -> None:
-    text = "\n".join(trainers.page(trainers.TrainersConfig(seeds=(0, 1)), RESULTS))
+    text = "\n".join(trainers.page(trainers.Settings(), RESULTS))
     assert "| TRL | 0.6000 | +0.4000 ± 0.0000 | 0.5000, 0.7000 | 0.8000 | +0.6000" in text
     assert "| start | 0.2000 | – | – | 0.2000 | – | – |" in text
     assert (

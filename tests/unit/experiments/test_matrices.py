@@ -89,8 +89,9 @@ def test_a_drawn_matrix_is_the_measured_one() -> None:
         np.testing.assert_allclose(near, matrix, atol=np.abs(matrix).max() / 200)
 
 
-def test_heads_are_fitted_and_shown(run_tiny: Experiment) -> None:
-    record, text, picture = run_tiny("matrices", "--max-vocab-size=300", "--num-layers=2")
+@pytest.mark.usefixtures("library")
+def test_heads_are_fitted_and_shown(run_experiment: Experiment) -> None:
+    record, text, picture = run_experiment("matrices", num_layers=2)
     ((first, second),) = record["results"].values()
     for run in (first, second):
         assert list(run["shares"]) == list(KINDS)

@@ -6,16 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from research.experiments.harness.corpus import standard_library
-from research.experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
+from research.experiments.harness.models import HEADS, make_variant
+from research.experiments.mixers import CASES, CHANGES, PAPER, page
 from srm.loadtest.records import ROOT
+from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
 
 
-def test_all_cases_are_trained_once_and_shown(run_tiny: Experiment) -> None:
-    record, text, picture = run_tiny("mixers", "--num-heads=2", "--max-vocab-size=300")
+@pytest.mark.usefixtures("library")
+def test_all_cases_are_trained_once_and_shown(run_experiment: Experiment) -> None:
+    record, text, picture = run_experiment("mixers")
     assert set(record["results"]) == set(CASES)
     for case, (item, other) in record["results"].items():
         assert (item["seed"], other["seed"]) == (0, 1)
@@ -27,13 +31,12 @@ def test_all_cases_are_trained_once_and_shown(run_tiny: Experiment) -> None:
 
 
 def test_cases_are_what_they_are_called() -> None:
-    config = MixersConfig()
     for case in CASES:
-        model = shape(case, config, vocab_size=300)
-        assert model.decay == ("decay" in case)
-        projected = "no projections" not in case and model.num_heads > 1
-        assert model.use_projections == projected
-        assert model.num_heads == (1 if case in {"row", "column"} else config.num_heads)
+        made = make_variant(case, 8, 1, 16, 300)
+        assert isinstance(made, SRM) and made.config.decay == ("decay" in case)
+        projected = "no projections" not in case and made.config.num_heads > 1
+        assert made.config.use_projections == projected
+        assert made.config.num_heads == (1 if case in {"row", "column"} else HEADS)
     assert {*PAPER, *(case for _, *both in CHANGES for case in both)} <= set(CASES)
 
 
@@ -44,8 +47,8 @@ def test_the_page_says_what_decay_does() -> None:
         case: [{"loss": loss + noise, **numbers} for noise in (0.0, 0.01)]
         for case, loss in losses.items()
     }
-    text = page(results)
-    assert text[0].endswith("4 of 5 cases with decay have less loss than every case without.")
+    text = "\n".join(page(results))
+    assert " 4 of 5 cases with decay have less loss than every case without.\n" in text
     assert "| decay, mixed | -0.500 | -0.226 |" in text
     assert "| row | 1,000 | 3.005 ± 0.007 | 3.465 | 2 |" in text
 
@@ -65,10 +68,10 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
 
 def test_an_interrupted_experiment_says_that_it_goes_on(tmp_path: Path) -> None:
     program = (
-        "import runpy, sys\nfrom research.experiments import mixers\n\ndef interrupted(argv):\n"
+        "import runpy, sys\nfrom research.experiments import mixers\n\ndef interrupted(config):\n"
     )
     program += (
-        "    raise KeyboardInterrupt\n\nmixers.main = interrupted\nsys.argv[1:] = ['mixers']\n"
+        "    raise KeyboardInterrupt\n\nmixers.run = interrupted\nsys.argv[1:] = ['mixers']\n"
     )
     program += "runpy.run_module('research.experiments', run_name='__main__')\n"
     ended = subprocess.run(

@@ -8,15 +8,13 @@ import pytest
 
 from research.experiments import capacity, scaling
 from research.experiments.harness.models import count_flops, model_makers
-from research.experiments.scaling import ScalingConfig, case, frontier, power_law
+from research.experiments.scaling import Settings, case, frontier, power_law
 from tests.unit.experiments.conftest import Experiment
 
 
 @pytest.mark.usefixtures("library")
 def test_sizes_and_durations_are_trained_and_shown(run_experiment: Experiment) -> None:
-    flags = ["--widths=8,16", "--durations=1,3", "--seeds=0,1", "--rows=2", "--n-ctx=16"]
-    flags += ["--num-layers=1", "--max-vocab-size=300"]
-    record, text, picture = run_experiment("scaling", *flags)
+    record, text, picture = run_experiment("scaling", widths=(8, 16), durations=(1, 3))
     assert len(record["results"]) == 8
     for name in scaling.NAMES:
         short, long = (record["results"][case(name, 16, steps)][0] for steps in (1, 3))
@@ -60,15 +58,14 @@ def test_the_frontier_leaves_out_what_less_compute_does_better() -> None:
 
 
 def test_learning_rates_fall_with_the_root_of_the_width() -> None:
-    config = ScalingConfig(learning_rate=0.01, learning_rate_other=0.004)
+    config = Settings(learning_rate=0.01, learning_rate_other=0.004)
     assert config.rate("SRM", 96) == 0.01 and config.rate("SRM", 24) == pytest.approx(0.02)
     assert config.rate("Transformer", 384) == pytest.approx(0.002)
 
 
 def test_tokens_held_are_measured_and_shown(run_experiment: Experiment) -> None:
-    flags = ["--widths=8,16", "--copied=1,2", "--ids=3", "--steps=80", "--rows=4"]
-    flags += ["--learning-rate=1e-2", "--num-layers=1", "--seeds=0"]
-    record, text, picture = run_experiment("capacity", *flags)
+    sizes = {"widths": (8, 16), "copied": (1, 2), "ids": 3, "steps": 80, "rows": 4}
+    record, text, picture = run_experiment("capacity", "--seeds=0", learning_rate=1e-2, **sizes)
     assert list(record["results"]) == ["8 1", "8 2", "16 1", "16 2"]
     for name, (run,) in record["results"].items():
         copied = int(name.split()[1])
@@ -81,7 +78,7 @@ def test_tokens_held_are_measured_and_shown(run_experiment: Experiment) -> None:
 
 
 def test_the_most_held_is_of_the_best_length() -> None:
-    config = capacity.CapacityConfig(widths=(8,), copied=(2, 4, 8))
+    config = capacity.Settings(widths=(8,), copied=(2, 4, 8))
     results = {
         capacity.case(8, n): [{"held": of - 0.5}, {"held": of + 0.5}]
         for n, of in ((2, 2.0), (4, 3.5), (8, 1.0))
