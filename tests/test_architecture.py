@@ -392,7 +392,7 @@ def test_every_module_says_what_it_is() -> None:
             "look into",
         ),
         (
-            "research.bench.peers.programs.run_rwkv",
+            "research.bench.peers.programs.run_pytorch",
             "from srm.loadtest import scenario",
             "look into",
         ),

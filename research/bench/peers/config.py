@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -32,16 +32,6 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     variables: dict[str, str] = {}
     concurrency: tuple[int, ...]
     """Numbers of concurrent sequences, tried in turn; the best is the peer's figure."""
-    served: str = ""
-    """The model's name in requests; empty: the shape's name."""
-    streams: bool = True
-    """Whether it ends streams as OpenAI's API does; else replies are whole and have no TTFT."""
-    ignores_eos: bool = True
-    """Whether it takes `ignore_eos`; else samples may end early, with random weights rarely."""
-    task: dict[str, Any] = {}
-    """Further members of the task given to its program."""
-    has_text: bool = False
-    """Whether its prompts must be texts, not token ids."""
     is_narrow: bool = True
     """Whether it computes in bfloat16 on a CPU too."""
     state_width: int = 4

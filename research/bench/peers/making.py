@@ -26,7 +26,7 @@ from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 
 LISTS = Path(__file__).resolve().parent / "requirements"
-ENVIRONMENTS = ("llama", "max", "torch", "vllm")
+ENVIRONMENTS = ("llama", "torch", "vllm")
 PROGRAMS = "research.bench.peers.programs."
 _LLAMA_CMAKE = (
     *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON"),
@@ -54,10 +54,8 @@ def install(name: str, folder: Path) -> None:
 
 
 def _compile_llama(environment: Path, wanted: str) -> None:
-    """Compile llama-server, and the library that llama-cpp-python is told to load.
-
-    Both are built from llama-cpp-python's source package, which contains all of llama.cpp.
-    """
+    """Compile llama-server from llama-cpp-python's source package, which contains all of
+    llama.cpp."""
     match = re.search(r"^llama[_-]cpp[_-]python==(\S+)$", wanted, re.MULTILINE)
     if not match:
         raise ConfigError(f"{LISTS / 'llama.txt'} names no version of llama_cpp_python")
@@ -94,8 +92,6 @@ def surroundings(environment: str, folder: Path) -> dict[str, str]:
         entries["PATH"] = f"{folder / environment / 'bin'}:{entries.get('PATH', '')}"
     else:  # our server is that of this tree, wherever it is started
         entries["PYTHONPATH"] = str(ROOT)
-    if environment == "llama":
-        entries["LLAMA_CPP_LIB_PATH"] = str(folder / "llama" / "build" / "bin")
     return entries
 
 
@@ -118,7 +114,7 @@ def make_model(peer: Peer, folder: Path) -> Path:
 
 def _make(peer: Peer, path: Path, folder: Path) -> None:
     shape = shape_of(peer.model)
-    task = {"kind": shape.kind, "shape": shape.task(), "output": str(path)}
+    task = {"shape": shape.task(), "output": str(path)}
     tokenizer = folder / "models" / "tokenizer"
     if not tokenizer.exists():
         made = {"output": str(tokenizer), "vocab_size": VOCAB_SIZE, "n_ctx": N_CTX}
@@ -137,14 +133,6 @@ def _make(peer: Peer, path: Path, folder: Path) -> None:
     elif peer.suffix == ".gguf":
         task["tokenizer"] = str(tokenizer / "tokenizer.json")
         _program("llama", folder, PROGRAMS + "make_gguf", json.dumps(task))
-    elif peer.suffix == ".pth":
-        _program("torch", folder, PROGRAMS + "make_rwkv", json.dumps(task))
-    elif peer.suffix == "-ctranslate2":
-        plain = folder / "models" / peer.model
-        if not plain.exists():
-            raise ConfigError(f"{path} is made from {plain}: make that peer's model first")
-        files = ("--output_dir", str(path), "--model", str(plain))
-        _program("torch", folder, "ctranslate2.converters.transformers", *files)
     else:
         _program("torch", folder, PROGRAMS + "make_transformers", json.dumps(task))
         shutil.copytree(tokenizer, path, dirs_exist_ok=True)

@@ -101,13 +101,6 @@ def engine_version(peer: Peer, config: PeersConfig) -> str:
     return f"{peer.package} {ran.stdout.strip()}"
 
 
-def _probe(peer: Peer, values: dict[str, str]) -> dict[str, Any]:
-    """Return the body of a completion that only a server that is ready answers."""
-    prompt = "a b c" if peer.has_text else 3 * [FIRST_TOKEN]
-    served = peer.served.format(**values) or peer.model
-    return {"model": served, "prompt": prompt, "max_tokens": _PROBE_TOKENS}
-
-
 def _measure_server(
     peer: Peer,
     config: PeersConfig,
@@ -119,19 +112,18 @@ def _measure_server(
     folder = (config.results / peer.name).absolute()
     variables = surroundings(peer.environment, config.folder) | peer.variables
     port = int(values["port"])
-    ask = _probe(peer, values)
+    ask = {"model": peer.model, "prompt": 3 * [FIRST_TOKEN], "max_tokens": _PROBE_TOKENS}
     with server(command, variables, port, ask, folder / "server.log", config.start_s) as process:
         watch.pid = process.pid
         deadline = time.monotonic() + config.timeout_s
-        text = config.folder / "models" / "tokenizer" / "tokenizer.json"
         asked = {
-            "served_model_name": ask["model"],
+            "served_model_name": peer.model,
             "prompt_tokens": str(config.prompt_tokens),
             "output_tokens": str(config.output_tokens),
             "temperature": 0.0,
-            "stream": peer.streams,
-            "ignore_eos": peer.ignores_eos,
-            **({"tokenizer": text} if peer.has_text else {"vocab_size": VOCAB_SIZE}),
+            "stream": True,
+            "ignore_eos": True,
+            "vocab_size": VOCAB_SIZE,
         }
 
         def load(concurrency: int, requests: int) -> MeasuredRun:
@@ -196,7 +188,6 @@ def _measure_program(
         "output_tokens": config.output_tokens,
         "seconds": config.seconds,
         "threads": config.cores,
-        **peer.task,
     }
     folder = (config.results / peer.name).absolute()
     folder.mkdir(parents=True, exist_ok=True)

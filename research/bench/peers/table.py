@@ -150,13 +150,7 @@ def _ratios(results: list[PeerResult]) -> list[str]:
     """Render the ratios of our tok/s to theirs, each at its best, and the same ratios of FLOP/s."""
     best = [peer for peer in results if peer.best]
     others = [peer for peer in best if peer.version != "this commit"]
-    ours = [
-        peer
-        for peer in best
-        if peer.version == "this commit"
-        and peer.model.startswith("srm")
-        and not peer.name.endswith("-slots")
-    ]
+    ours = [peer for peer in best if peer.version == "this commit" and peer.model.startswith("srm")]
     if not ours or not others:
         return []
 
@@ -193,8 +187,7 @@ def _useful(results: list[PeerResult], memory_gib: float) -> list[str]:
         is_other = peer.version != "this commit"
         rows.append(
             f"{peer.engine}, {peer.how} | {peer.model} | {peer.state_bytes / 2**10:,.0f} KiB "
-            f"| {f'{useful:,}' if useful else '–'}"
-            f"{f' at {_rate(peer):,.0f} tok/s' if peer.name.endswith('-slots') else ''} "
+            f"| {f'{useful:,}' if useful else '–'} "
             f"| {fitting:,}{' (its limit)' if fitting == peer.most else ''} "
             f"| {f'{most / useful:,.0f}' if is_other and most and useful else '–'} "
             f"| {f'{widest / fitting:,.0f}' if is_other else '–'}"

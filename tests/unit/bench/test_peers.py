@@ -64,14 +64,14 @@ def test_peers_are_told_apart_and_chosen_by_the_beginning_of_their_names(tmp_pat
     paths = {model_path(peer, tmp_path) for peer in PEERS}
     assert len(paths) == len({(peer.model, peer.suffix) for peer in PEERS})
     assert chosen(()) == list(PEERS)
-    assert {peer.name for peer in chosen(("srm-256-http", "vllm"))} == {"srm-256-http", "vllm-http"}
+    assert {peer.name for peer in chosen(("srm-512-http", "vllm"))} == {"srm-512-http", "vllm-http"}
     with pytest.raises(ConfigError, match="'tgi' begins no name"):
         chosen(("tgi",))
 
 
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--peers=vllm,rwkv"]) == 0
-    assert capsys.readouterr().out == "vllm-http\nrwkv-rwkv7-256\nrwkv-rwkv7-512\n"
+    assert main(["list", "--peers=vllm,srm-512-http"]) == 0
+    assert capsys.readouterr().out == "srm-512-http\nvllm-http\n"
     assert main([]) == 0
     assert "measure all of them and ours" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="knows setup, run and list, got 'walk'"):
@@ -92,10 +92,6 @@ def test_waves_fill_the_time_that_is_wanted() -> None:
         ("srm-1024", 184.5, 4, 32),
         ("llama-512", 75.5, 2, 8 * 1024),
         ("llama-512", 75.5, 4, 2 * 8 * N_CTX * 512 * 4 / 1024),
-        ("rwkv4-512", 62.9, 4, 8 * 5 * 512 * 4 / 1024),
-        ("rwkv7-512", 62.9, 4, 8 * (8 * 64 * 64 + 2 * 512) * 4 / 1024),  # 8 heads of 64²
-        ("mamba-512", 35.1, 4, 8 * 1024 * (16 + 3) * 4 / 1024),
-        ("mamba2-512", 37.8, 4, 8 * (2 * 512 * 256 + 3 * 512 * 3) * 4 / 1024),
     ],
 )
 def test_what_a_token_costs_and_a_sequence_keeps(

@@ -7,10 +7,8 @@ import torch
 from msgspec.structs import asdict
 
 from research.experiments import copying, memory
-from research.experiments.harness.models import HEADS, SRMS
 from research.experiments.harness.result_cache import Numbers
 from srm.training.data import IGNORED
-from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
 
 SIZES = {"d_model": 16, "n_ctx": 4, "widths": (16,), "copied": (2,), "ids": 3}
@@ -51,22 +49,12 @@ def test_widths_share_a_length_and_lengths_a_width() -> None:
     assert config.grid == [(32, 4), (32, 8), (64, 8)]
 
 
-def test_variants_have_the_parts_in_their_names() -> None:
+def test_mamba_2_is_half_as_wide_as_others() -> None:
     config = copying.Settings()
     for variant in copying.VARIANTS:
         made = copying.model(config, variant, 32, 8)
-        width = 16 if variant == "Mamba 2" else 32
-        assert (
-            asdict(made.config)["d_model"] == width and len(made.mixer_blocks) == config.num_layers
-        )
-        if variant in SRMS:
-            assert isinstance(made, SRM) and made.config.n_ctx == 16
-            assert made.config.decay == ("decay" in variant)
-            is_headless = variant.startswith(("headless", "kernel"))
-            assert made.config.num_heads == (1 if is_headless else HEADS)
-            has_projections = not is_headless and "no projections" not in variant
-            assert made.config.use_projections == has_projections
-    assert asdict(copying.model(config, "kernel 8", 32, 8).config)["kernel_size"] == 8
+        assert asdict(made.config)["d_model"] == (16 if variant == "Mamba 2" else 32)
+        assert len(made.mixer_blocks) == config.num_layers
     assert set(copying.PAPER) <= set(copying.VARIANTS)
 
 

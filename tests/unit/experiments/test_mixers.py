@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from research.experiments.harness.corpus import standard_library
-from research.experiments.harness.models import HEADS, make_variant
+from research.experiments.harness.models import HEADS, SRMS, make_variant
 from research.experiments.mixers import CASES, CHANGES, PAPER, page
 from srm.loadtest.records import ROOT
 from srm.training.model import SRM
@@ -30,14 +30,17 @@ def test_all_cases_are_trained_once_and_shown(run_experiment: Experiment) -> Non
     assert "of 45 pairs of cases stand in the paper's order" in text
 
 
-def test_cases_are_what_they_are_called() -> None:
-    for case in CASES:
-        made = make_variant(case, 8, 1, 16, 300)
-        assert isinstance(made, SRM) and made.config.decay == ("decay" in case)
-        projected = "no projections" not in case and made.config.num_heads > 1
-        assert made.config.use_projections == projected
-        assert made.config.num_heads == (1 if case in {"row", "column"} else HEADS)
-    assert {*PAPER, *(case for _, *both in CHANGES for case in both)} <= set(CASES)
+def test_variants_have_the_parts_in_their_names() -> None:
+    for name, members in SRMS.items():
+        made = make_variant(name, 8, 1, 16, 300)
+        assert isinstance(made, SRM) and made.config.n_ctx == 16
+        assert made.config.decay == ("decay" in name or name == "parallel heads")
+        is_headless = name.startswith(("row", "headless", "kernel")) or name == "column"
+        assert made.config.num_heads == (1 if is_headless else HEADS)
+        has_projections = not is_headless and "no projections" not in name
+        assert made.config.use_projections == has_projections
+        assert made.config.kernel_size == members.get("kernel_size", made.config.kernel_size)
+    assert {*PAPER, *(case for _, *both in CHANGES for case in both)} <= set(CASES) <= set(SRMS)
 
 
 def test_the_page_says_what_decay_does() -> None:

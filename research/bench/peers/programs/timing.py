@@ -55,7 +55,7 @@ def measure(task: dict[str, Any], prepare: Prepare) -> None:
     program."""
     for concurrency in task["concurrency"]:
         generate = prepare(random_prompts(task, concurrency))
-        generate(min(task.get("warm_tokens", WARM_TOKENS), task["output_tokens"]))
+        generate(min(WARM_TOKENS, task["output_tokens"]))
         wanted = concurrency * task["output_tokens"]
         seconds: list[float] = []
         began = time.monotonic()
