@@ -16,7 +16,7 @@ from srm.settings import load
 
 Record = dict[str, Any]
 
-DRAWN = {"engine", "kernels", "prefill", "host"}
+DRAWN = {"engine", "kernels", "prefill", "host", "peers"}
 """Kinds of records that have a picture."""
 MAY_BE_0 = {"threads", "seed", "n", "hostile", "constrained"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers", "counted_rows"}
@@ -71,15 +71,25 @@ def run(
     the settings.
     """
     config = load(kind, argv, prog=f"srm bench {name}")
-    record = new_record(
-        " ".join([f"srm bench {name}", *argv]), getattr(config, "device", "cpu")
-    ) | {"settings": settings_of(config)}
-    record |= measure(config)
-    stem = (stem or name).format(config)
+    command = " ".join([f"srm bench {name}", *argv])
+    record_run(command, config, (stem or name).format(config), lambda: measure(config), markdown)
+    return 0
+
+
+def record_run(
+    command: str,
+    config: Settings,
+    stem: str,
+    measure: Callable[[], Record],
+    markdown: Callable[[Record], list[str]],
+) -> None:
+    """Measure, write a record with its picture, print its tables."""
+    record = new_record(command, getattr(config, "device", "cpu"))
+    record |= {"settings": settings_of(config)}
+    record |= measure()
     path = write_record(record, stem, "\n".join(markdown(record)) + "\n", config.output)
     if stem in DRAWN:
         plot_record(stem, path)
-    return 0
 
 
 def note(entry: Record) -> Record:

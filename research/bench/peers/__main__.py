@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from research.bench.frame import Record, record_run
 from research.bench.host.processes import Watch
 from research.bench.peaks.rates import peaks
-from research.bench.peaks.torch_side import plot_record, torch_products
+from research.bench.peaks.torch_side import torch_products
 from research.bench.peers.catalog import chosen
 from research.bench.peers.config import Peer, PeersConfig
 from research.bench.peers.making import ENVIRONMENTS, install, make_model
 from research.bench.peers.running import run_peer, settings
 from research.bench.peers.table import PeerResult, markdown
 from srm.errors import ConfigError, SRMError
-from srm.loadtest.records import new_record, settings_of, write_record
 from srm.settings import load
 
 USAGE = """usage: python -m research.bench.peers COMMAND [options]
@@ -52,7 +53,8 @@ def main(argv: list[str]) -> int:
     elif name == "setup":
         _set_up(peers, config)
     else:
-        _run(peers, config, " ".join(["python -m research.bench.peers run", *rest]))
+        command = " ".join(["python -m research.bench.peers run", *rest])
+        record_run(command, config, "peers", partial(_measure, peers, config), markdown)
     return 0
 
 
@@ -67,14 +69,12 @@ def _set_up(peers: list[Peer], config: PeersConfig) -> None:
         _say(f"model {make_model(peer, config.folder)}")
 
 
-def _run(peers: list[Peer], config: PeersConfig, command: str) -> None:
-    record = new_record(command)
-    record |= {"settings": settings_of(config), "gemm_before": _gemm(config)}
-    results = [_result(peer, config) for peer in peers]
-    record["gemm_after"] = _gemm(config)
-    record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
-    record["results"] = msgspec.to_builtins(results)
-    plot_record("peers", write_record(record, "peers", markdown(record), config.output))
+def _measure(peers: list[Peer], config: PeersConfig) -> Record:
+    before = _gemm(config)
+    results = msgspec.to_builtins([_result(peer, config) for peer in peers])
+    after = _gemm(config)
+    gemm = {"gemm_before": before, "gemm_after": after, "peak_gflops": peaks(before + after)}
+    return gemm | {"results": results}
 
 
 def _result(peer: Peer, config: PeersConfig) -> PeerResult:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from research.bench.frame import table
+from research.bench.frame import Record, table
 from research.bench.peers.shapes import Shape
 
 
@@ -86,7 +84,7 @@ QUIET = 0.2
 _HOW = {"http": "Over HTTP, loaded by `srm loadtest`", "offline": "Offline, in one process"}
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render all tables."""
     results = msgspec.convert(record["results"], list[PeerResult])
     peak, settings = record["peak_gflops"], record["settings"]
@@ -109,7 +107,7 @@ def markdown(record: dict[str, Any]) -> str:
     ]
     if failures:
         lines += ["## Ended early", "", *failures, ""]
-    return "\n".join(lines)
+    return lines[:-1]
 
 
 def _rate(result: PeerResult) -> float:

@@ -204,7 +204,7 @@ def test_the_record_becomes_tables() -> None:
         "peak_gflops": {"float32": 100.0},
         "results": msgspec.to_builtins([ours, theirs, failed]),
     }
-    text = markdown(record)
+    text = "\n".join(markdown(record))
     assert "| vllm-http | llama-512 | 2.00 (4.00) |" in text
     assert "| 20% |" in text  # 200 tok/s of 100 MFLOP in 100 GFLOP/s
     assert "100†" in text
