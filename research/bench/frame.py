@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 DRAWN = {"engine", "kernels", "prefill", "host", "peers"}
 """Kinds of records that have a picture."""
-MAY_BE_0 = {"threads", "seed", "n", "hostile", "constrained"}
+MAY_BE_0 = {"threads", "n", "hostile", "constrained"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers", "counted_rows"}
 
 

@@ -38,6 +38,8 @@ from srm.training.model import Block
 from srm.training.problems.drawn import problems
 from srm.training.text.tokenizer import special_ids
 
+SEQUENCES = 4
+"""Contexts of solved held-out problems that a checkpoint is fed."""
 DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""
 FLOAT32_BITS = 24
@@ -67,15 +69,8 @@ class PrecisionConfig(Settings, frozen=True, forbid_unknown_fields=True):
     random_widths: tuple[int, ...] = (1024,)
     """Values of d_model of further models, with random weights, 8 layers, context 512 and
     vocabulary 8192."""
-    sequences: int = 4
-    """Number of sequences fed to the checkpoint, each a whole context of solved held-out
-    problems."""
-    random_sequences: int = 1
-    """Number of sequences of random tokens fed to each model with random weights."""
     threads: int = 0
     """CPU threads; 0: torch chooses."""
-    seed: int = 0
-    """Seed of the random weights, tokens and problems."""
 
 
 def main(argv: list[str]) -> int:
@@ -90,16 +85,15 @@ def measure(config: PrecisionConfig) -> Record:
         torch.set_num_threads(config.threads)
     models = []
     if config.demo_model.exists():
-        ids = _solved_problems(config.demo_model, config.sequences, config.seed)
+        ids = _solved_problems(config.demo_model)
         models.append(_measure_model("demo", config.demo_model, ids))
     with tempfile.TemporaryDirectory() as folder:
         for width in config.random_widths:
             shape = ModelConfig(
                 d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192
             )
-            write_random_model(Path(folder), shape, config.seed)
-            rng = np.random.default_rng(config.seed)
-            drawn = rng.integers(shape.vocab_size, size=(config.random_sequences, shape.n_ctx))
+            write_random_model(Path(folder), shape)
+            drawn = np.random.default_rng(0).integers(shape.vocab_size, size=(1, shape.n_ctx))
             models.append(_measure_model(f"random d {width}", Path(folder), torch.tensor(drawn)))
     if not models:
         raise ConfigError(
@@ -133,15 +127,15 @@ def markdown(record: Record) -> list[str]:
     return lines
 
 
-def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:
-    """int64[count, n_ctx]: held-out problems with their solutions, one behind the other."""
-    size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", seed)
+def _solved_problems(folder: Path) -> Tensor:
+    """int64[SEQUENCES, n_ctx]: held-out problems with their solutions, one behind the other."""
+    size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", 0)
     tokenizer, ids = read_tokenizer(folder / "tokenizer.json"), list[int]()
-    while len(ids) < count * size:
+    while len(ids) < SEQUENCES * size:
         drawn = [(problem.prompt, problem.solution) for problem in islice(stream, 64)]
         for prompt, solution in encode(tokenizer, drawn, special_ids(tokenizer).end):
             ids += prompt + solution
-    return torch.tensor(ids[: count * size]).view(count, size)
+    return torch.tensor(ids[: SEQUENCES * size]).view(SEQUENCES, size)
 
 
 def _measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:

@@ -58,12 +58,8 @@ class PeersConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Approximate seconds to measure at each concurrency: whole waves of requests, at least one."""
     threads: int = 0
     """CPU threads of every engine; 0: one for each core."""
-    start_s: float = 300.0
-    """Most seconds until a server answers."""
     timeout_s: float = 200.0
     """Most seconds for all measurements of one peer; those done by then are kept."""
-    memory_gib: float = 8.0
-    """Memory in GiB for which the sequences that fit at once are counted."""
     results: Path = Path("runs/peers")
     """Folder of each peer's result; a peer with a result there is not run again."""
 

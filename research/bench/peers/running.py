@@ -30,6 +30,8 @@ from srm.loadtest.records import ROOT
 from srm.loadtest.report.report_files import MeasuredRun
 
 _VERSION = "import sys, importlib.metadata as found; print(found.version(sys.argv[1]))"
+_START_S = 300.0
+"""Most seconds until a server answers."""
 _PROBE_TOKENS = 4
 """Tokens of the completion that checks whether a server is ready."""
 
@@ -113,7 +115,7 @@ def _measure_server(
     variables = surroundings(peer.environment, config.folder) | peer.variables
     port = int(values["port"])
     ask = {"model": peer.model, "prompt": 3 * [FIRST_TOKEN], "max_tokens": _PROBE_TOKENS}
-    with server(command, variables, port, ask, folder / "server.log", config.start_s) as process:
+    with server(command, variables, port, ask, folder / "server.log", _START_S) as process:
         watch.pid = process.pid
         deadline = time.monotonic() + config.timeout_s
         asked = {

@@ -79,6 +79,8 @@ class PeerResult(msgspec.Struct, frozen=True):
 
 USEFUL = 0.9
 """Share of an engine's own best rate that a concurrency must reach to count as useful."""
+MEMORY_GIB = 8
+"""Memory for which the sequences that fit at once are counted."""
 QUIET = 0.2
 """Foreign CPUs above which a figure is marked."""
 _HOW = {"http": "Over HTTP, loaded by `srm loadtest`", "offline": "Offline, in one process"}
@@ -100,7 +102,7 @@ def markdown(record: Record) -> list[str]:
     for how, title in _HOW.items():
         if chosen := [peer for peer in results if peer.how == how]:
             lines += [f"## {title}", "", *_best(chosen, peak), "", *_ratios(chosen)]
-    lines += ["## How many sequences at once", "", *_useful(results, settings["memory_gib"]), ""]
+    lines += ["## How many sequences at once", "", *_useful(results), ""]
     lines += ["## Every concurrency", "", *_points(results), ""]
     failures = [
         f"- `{peer.name}`: {peer.failure.splitlines()[-1]}" for peer in results if peer.failure
@@ -173,8 +175,8 @@ def _ratios(results: list[PeerResult]) -> list[str]:
     ]
 
 
-def _useful(results: list[PeerResult], memory_gib: float) -> list[str]:
-    memory, rows = memory_gib * 2**30, []
+def _useful(results: list[PeerResult]) -> list[str]:
+    memory, rows = MEMORY_GIB * 2**30, []
     measured = {peer.name: peer.useful(USEFUL, memory) for peer in results}
     most = max(
         (measured[peer.name] for peer in results if peer.version == "this commit"), default=0
@@ -192,8 +194,8 @@ def _useful(results: list[PeerResult], memory_gib: float) -> list[str]:
         )
     return [
         f"*measured*: the largest concurrency tried at which the engine gave {USEFUL:.0%} of its "
-        f"own best, its processes within {memory_gib:g} GiB. *computed*: how many states of "
-        f"sequences of the whole context fit {memory_gib:g} GiB, nothing else counted, within "
+        f"own best, its processes within {MEMORY_GIB:g} GiB. *computed*: how many states of "
+        f"sequences of the whole context fit {MEMORY_GIB:g} GiB, nothing else counted, within "
         "what the engine can run at all.",
         "",
         *table(

@@ -200,7 +200,7 @@ def test_the_record_becomes_tables() -> None:
     theirs = result("vllm-http", "llama-512", late, flops_per_token=5 * 10**7)
     failed = result("max", "llama-512", failure="one\nthe server ended")
     record = {
-        "settings": {"prompt_tokens": 32, "output_tokens": 128, "memory_gib": 8.0},
+        "settings": {"prompt_tokens": 32, "output_tokens": 128},
         "peak_gflops": {"float32": 100.0},
         "results": msgspec.to_builtins([ours, theirs, failed]),
     }
