@@ -13,6 +13,7 @@ REVERSE = """
     .param .u64 .ptr .align 1 reverse_param_0
 )
 {
+    .reg .pred %p<9>;
     .reg .b32 %r<9>;
     .reg .b64 %rd<9>;
     .shared .align 4 .b8 held[256];

@@ -39,6 +39,7 @@ class Kernel:
     def __init__(self, text: str) -> None:
         """Raises PTXError for a text without a kernel, or with one that needs local memory."""
         self.program = Program(text)
+        self._processors: dict[Axes, _Processor] = {}
 
     def launch(self, blocks: int | Axes, threads: int | Axes, *arguments: Array | int) -> Counts:
         """Run blocks one after the other; arrays are global memory, and changed in place.
@@ -48,10 +49,14 @@ class Kernel:
         if len(arguments) != len(self.program.params):
             raise PTXError(f"{len(self.program.params)} arguments wanted, got {len(arguments)}")
         grid, block = _axes(blocks), _axes(threads)
-        processor = _Processor(self.program, grid, block, arguments)
-        for z, y, x in np.ndindex(grid[::-1]):
-            processor.run((x, y, z))
-        return Counts(*processor.ran, processor.memory.moved)
+        if block not in self._processors:
+            self._processors[block] = _Processor(self.program, block)
+        processor = self._processors[block]
+        processor.bind(grid, arguments)
+        with np.errstate(all="ignore"):
+            for z, y, x in np.ndindex(grid[::-1]):
+                processor.run((x, y, z))
+        return Counts(processor.instructions, processor.warp_instructions, processor.memory.moved)
 
 
 def compiled(source: str) -> dict[str, Kernel]:
@@ -67,69 +72,69 @@ def _axes(given: int | Axes) -> Axes:
 class _Processor(Steps):
     """The threads of a block, at work."""
 
-    ran = (0, 0)
-    """Instructions of threads, and of warps."""
+    instructions = warp_instructions = 0
+
+    def bind(self, blocks: Axes, arguments: tuple[Array | int, ...]) -> None:
+        super().bind(blocks, arguments)
+        self.instructions = self.warp_instructions = 0
 
     def run(self, block: Axes) -> None:
         """Run a block to its end."""
-        for axis, place in zip("xyz", block, strict=True):
-            self._register(f"%ctaid.{axis}")[:] = place
+        self.place(block)
         self.memory.begin_block()
         self.counter = np.zeros(self.threads, np.int64)
         self.waits = np.zeros(self.threads, np.bool_)
         self.ended = np.zeros(self.threads, np.bool_)
         while not self.ended.all():
-            ready = ~self.waits & ~self.ended
-            if not ready.any():
+            ready = np.flatnonzero(~(self.waits | self.ended))
+            if not len(ready):
                 if self.ended.any():
                     raise PTXError("a barrier that some threads have passed by ending")
                 self.waits[:] = False
                 self.memory.pass_barrier()
                 continue
-            for at in np.unique(self.counter[ready]).tolist():
-                group = self._together(np.flatnonzero(ready & (self.counter == at)), at)
-                if len(group):
-                    break
-            else:
-                raise PTXError("a warp exchanges values without all its lanes")
-            others = self.counter[ready & (self.counter > at)]
-            self._advance(group, at, int(others.min()) if len(others) else -1)
+            self._advance_lowest(ready)
+
+    def _advance_lowest(self, ready: Array) -> None:
+        """Run those of the threads that stand at the lowest counter and may go on."""
+        while len(ready):
+            counters = self.counter[ready]
+            at = int(counters.min())
+            group, ready = ready[counters == at], ready[counters > at]
+            if len(group := self._together(group, at)):
+                self._advance(group, at, int(self.counter[ready].min()) if len(ready) else -1)
+                return
+        raise PTXError("a warp exchanges values without all its lanes")
 
     def _together(self, threads: Array, at: int) -> Array:
         """Those of the threads at an instruction that may run it: lanes wait for their warp."""
-        if not self.program.code[at][1].startswith(("shfl", "redux")):
+        if not self.code[at].is_of_warps:
             return threads
-        warps, sizes = np.unique(threads // WARP, return_counts=True)
-        return threads[np.isin(threads // WARP, warps[sizes == WARP])]
+        is_whole: Array = np.bincount(threads // WARP)[threads // WARP] == WARP
+        return threads[is_whole]
 
     def _advance(self, group: Array, at: int, until: int) -> None:
         """Run threads that stand together up to a branch, a barrier or where others stand."""
         chosen = slice(None) if len(group) == self.threads else group
-        warps = len(np.unique(group // WARP))
+        warps = int(np.count_nonzero(np.bincount(group // WARP)))
         while True:
-            self.ran = self.ran[0] + len(group), self.ran[1] + warps
-            guard, opcode, operands = self.program.code[at]
-            acting = group
-            if guard is not None:
-                holds = self.registers[guard.lstrip("!")][group] != guard.startswith("!")
-                acting = group[holds]
-            if opcode.startswith("bra"):
-                self.counter[group] = at + 1
-                self.counter[acting] = self.program.labels[operands[0]]
-                return
-            if opcode.startswith("bar"):
-                self.counter[group] = at + 1
-                self.waits[acting] = True
-                return
-            if opcode == "ret":
-                self.counter[group] = at + 1
-                self.ended[acting] = True
-                return
-            step = self.steps[at]
-            assert step is not None
-            if len(acting):
-                step(chosen if len(acting) == len(group) else acting)
+            self.instructions += len(group)
+            self.warp_instructions += warps
+            line, acting = self.code[at], group
             at += 1
-            if at == until or len(self._together(group, at)) < len(group):
+            if line.guard is not None:
+                acting = group[line.guard[group] == line.wanted]
+            if line.step is None:
+                self.counter[group] = at
+                if line.name == "bra":
+                    self.counter[acting] = self.program.labels[line.operands[0]]
+                else:
+                    (self.ended if line.name == "ret" else self.waits)[acting] = True
+                return
+            if len(acting):
+                line.step(chosen if len(acting) == len(group) else acting)
+            if at == until or (
+                self.code[at].is_of_warps and len(self._together(group, at)) < len(group)
+            ):
                 self.counter[group] = at
                 return

@@ -31,6 +31,11 @@ M, N = 64, 256  # of a product
 MULTIPLY = "wgmma.mma_async.sync.aligned.m64n256"
 TEAM = 4  # warps that begin a product together
 F32, U64 = KINDS["f32"], KINDS["u64"]
+_SUM, _LANE = np.ogrid[: N // 2, :WARP]
+ROW_OF_SUM = _LANE // 4 + _SUM % 4 // 2 * 8
+COLUMN_OF_SUM = _SUM // 4 * 8 + _LANE % 4 * 2 + _SUM % 2
+"""Where in 16 rows of a product a lane's sums are."""
+MATRIX = ("stmatrix", "ldmatrix")
 IGNORED = ("fence", "setmaxnreg", "wgmma.fence")
 
 
@@ -80,10 +85,10 @@ class Copy(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product that a warp has begun: its sums, where its 16 rows and the columns begin, and
-    what bits of these mean."""
+    """A product that a warp has begun: the registers of its sums, where its 16 rows and the columns
+    begin, and what bits of these mean."""
 
-    sums: list[Array]
+    sums: Array
     x: int
     w: int
     meaning: Callable[[Array], Array]
@@ -103,17 +108,18 @@ class WarpMemory(Memory):
 
     def touch(self, threads: Array, address: Array, size: int, writes: bool) -> None:
         super().touch(threads, address, size, writes)
-        for word in range(-(-size // 4)):
-            owner, warp = self._warp[address // 4 + word], threads // WARP
-            if ((owner >= 0) & (owner != warp)).any():
-                raise PTXError("a race: two warps touch a word")
-            self._warp[address // 4 + word] = warp
+        threads, at = self.words(threads, address, size)
+        owner, warp = self._warp[at], threads // WARP
+        if ((owner >= 0) & (owner != warp)).any():
+            raise PTXError("a race: two warps touch a word")
+        self._warp[at] = warp
 
 
 class AsyncSteps(Steps):
     """The threads of a block: instructions that `Steps` does not know."""
 
     memory: WarpMemory
+    of_warps = (*Steps.of_warps, *MATRIX, "wgmma", "bar.warp", "barrier.cluster", "setmaxnreg")
 
     def __init__(
         self,
@@ -137,8 +143,9 @@ class AsyncSteps(Steps):
             if isinstance(given, TensorMap):
                 program.shared[name] = next(numbers)  # its address is its number
         others = tuple(0 if isinstance(given, TensorMap) else given for given in arguments)
-        super().__init__(program, (size, 1, 1), (threads, 1, 1), others)
-        self._register("%ctaid.x")[:] = rank
+        super().__init__(program, (threads, 1, 1))
+        self.bind((size, 1, 1), others)
+        self.place((rank, 0, 0))
         arrays = [given for given in others if isinstance(given, np.ndarray)]
         self.memory = WarpMemory(arrays, program.shared_bytes, rank << RANK_BITS)
 
@@ -162,8 +169,8 @@ class AsyncSteps(Steps):
 
     def _by_lane(self, text: str) -> Read:
         """A 32-bit operand of each of those chosen."""
-        read, everyone = self._operand(text, U32), np.arange(self.threads)
-        return lambda chosen: np.broadcast_to(read(chosen), everyone[chosen].shape)
+        read = self._operand(text, U32)
+        return lambda chosen: np.broadcast_to(read(chosen), self._numbers[chosen].shape)
 
     def compile_step(self, opcode: str, operands: list[str]) -> Step | None:
         if opcode.startswith(IGNORED):
@@ -301,7 +308,7 @@ class AsyncSteps(Steps):
 
     def _compile_product(self, meaning: Callable[[Array], Array], operands: list[str]) -> Step:
         x, w = (self._operand(text, U64) for text in operands[1:3])
-        sums = [self._register(piece).view(F32) for piece in names(operands[0])]
+        sums = np.array([self._row(piece)[1] for piece in names(operands[0])])
         if operands[4:] not in (["1", "1"], ["1", "1", "0", "0"]):
             raise PTXError("only products of two K-major factors are known")
 
@@ -345,12 +352,10 @@ class AsyncSteps(Steps):
 
     def _multiply(self, warp: int, product: Product) -> None:
         """Add a warp's 16 rows of a product to its sums."""
-        chosen = slice(warp * WARP, warp * WARP + WARP)
         x = product.meaning(self._factor(product.x, warp % TEAM * 16, 16))
         y = x @ product.meaning(self._factor(product.w, 0, N)).T
-        lane = np.arange(WARP)
-        for i, sums in enumerate(product.sums):
-            sums[chosen] += y[lane // 4 + i % 4 // 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2]
+        registers = self._registers["r"].view(F32)[:, warp * WARP : warp * WARP + WARP]
+        registers[product.sums] += y[ROW_OF_SUM, COLUMN_OF_SUM]
 
     def _factor(self, start: int, first: int, rows: int) -> Array:
         """Bits of rows of a tile, DEPTH_BYTES deep."""

@@ -15,8 +15,8 @@ from tests.kit.ptx.ptx_memory import WARP
 from tests.kit.ptx.ptx_steps import Array
 from tests.kit.ptx.ptx_text import PTXError
 
-ALIGNED = ("shfl", "stmatrix", "ldmatrix", "wgmma", "bar.warp", "barrier.cluster", "setmaxnreg")
-"""Only a whole warp runs these."""
+WAITED_FOR = {"mbarrier", "wgmma", "bar", "barrier"}
+"""Names of instructions that concern other warps."""
 
 
 class Cluster:
@@ -45,6 +45,10 @@ class Cluster:
 
     def run(self) -> None:
         """Run to the end. Raises PTXError for a mistake, a deadlock among them."""
+        with np.errstate(all="ignore"):
+            self._run()
+
+    def _run(self) -> None:
         while running := [warp for warp in self._warps if not warp.ended.all()]:
             moved = [running[i].run() for i in self._chance.permutation(len(running))]
             if not any(moved):
@@ -66,7 +70,7 @@ class _Warp:
 
     def __init__(self, cluster: Cluster, block: AsyncSteps, first: int) -> None:
         self._cluster, self._block, self._first = cluster, block, first
-        self._code = block.program.code
+        self._code = block.code
         self._counter = np.zeros(WARP, np.int64)
         self.ended = np.zeros(WARP, np.bool_)
         self._generation = 0
@@ -75,7 +79,9 @@ class _Warp:
         """Run as far as it goes; whether that was at all."""
         moved = False
         while not self.ended.all():
-            for at in np.unique(self._counter[~self.ended]).tolist():
+            counters = self._counter[~self.ended]
+            first, last = int(counters.min()), int(counters.max())
+            for at in [first] if first == last else np.unique(counters).tolist():
                 if self._advance(~self.ended & (self._counter == at), at):
                     moved = True
                     break
@@ -91,29 +97,26 @@ class _Warp:
         ahead = self._counter[~self.ended & (self._counter > at)]
         until = int(ahead.min()) if len(ahead) else -1
         while at == start or at != until:
-            guard, opcode, operands = self._code[at]
-            acting = group
-            if guard is not None:
-                holds = self._block.registers[guard.lstrip("!")][chosen] != guard.startswith("!")
+            line, acting = self._code[at], group
+            if line.guard is not None:
                 acting = group.copy()
-                acting[lanes] = holds
-            if opcode.startswith("bra"):
+                acting[lanes] = line.guard[chosen] == line.wanted
+            if line.name == "bra":
                 self._counter[group] = at + 1
-                self._counter[acting] = self._block.program.labels[operands[0]]
+                self._counter[acting] = self._block.program.labels[line.operands[0]]
                 return True
-            if opcode == "ret":
+            if line.name == "ret":
                 self._counter[group] = at + 1
                 self.ended |= acting
                 return True
-            if guard is not None:
-                raise PTXError(f"{opcode} with a guard is not known")
-            if (opcode.startswith(ALIGNED) and not whole) or not self._pass(
-                opcode, operands, chosen
-            ):
+            if line.guard is not None:
+                raise PTXError(f"{line.opcode} with a guard is not known")
+            if line.is_of_warps and not whole:
                 break
-            step = self._block.steps[at]
-            if step is not None:
-                step(chosen)
+            if line.name in WAITED_FOR and not self._pass(line.opcode, line.operands, chosen):
+                break
+            if line.step is not None:
+                line.step(chosen)
             at += 1
         self._counter[group] = at
         return at != start

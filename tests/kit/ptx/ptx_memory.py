@@ -51,24 +51,26 @@ class Memory:
         """Add what an access of `size` bytes a thread moves. Raises PTXError if not aligned."""
         if (address % size).any():
             raise PTXError(f"an access of {size} bytes that is not aligned")
-        sectors = np.unique(np.stack([threads // WARP, address // SECTOR]), axis=1)
-        self.moved[int(address[0] >> STRIDE) - 1] += SECTOR * sectors.shape[1]
+        sectors = np.unique(threads // WARP << STRIDE + 8 | address // SECTOR)
+        self.moved[int(address[0] >> STRIDE) - 1] += SECTOR * len(sectors)
+
+    def words(self, threads: Array, address: Array, size: int) -> tuple[Array, Array]:
+        """The words that accesses of `size` bytes touch, and whose they are."""
+        count = -(-size // 4)
+        return np.repeat(threads, count), (address[:, None] // 4 + np.arange(count)).ravel()
 
     def touch(self, threads: Array, address: Array, size: int, writes: bool) -> None:
         """Keep who touched which word of shared memory. Raises PTXError where that is a race."""
-        for word in range(-(-size // 4)):
-            at = address // 4 + word
-            if writes:
-                strange = (self._writer[at] >= 0) & (self._writer[at] != threads)
-                strange |= (self._reader[at] != -1) & (self._reader[at] != threads)
-                if strange.any() or len(np.unique(at)) != len(at):
-                    raise PTXError("a race: shared memory written that another thread touched")
-                self._writer[at] = threads
-            else:
-                if ((self._writer[at] >= 0) & (self._writer[at] != threads)).any():
-                    raise PTXError("a race: shared memory read that another thread wrote")
-                first = np.where(self._reader[at] == -1, threads, self._reader[at])
-                self._reader[at] = np.where(first == threads, threads, -2)
-                order = np.argsort(at, kind="stable")
-                repeated = at[order][1:] == at[order][:-1]
-                self._reader[at[order][1:][repeated]] = -2
+        threads, at = self.words(threads, address, size)
+        writer = self._writer[at]
+        if ((writer >= 0) & (writer != threads)).any():
+            raise PTXError("a race: shared memory that another thread wrote")
+        reader = self._reader[at]
+        others = (reader != -1) & (reader != threads)
+        if not writes:
+            self._reader[at] = np.where(others, -2, threads)
+            self._reader[at[self._reader[at] != threads]] = -2
+            return
+        self._writer[at] = threads
+        if others.any() or (self._writer[at] != threads).any():
+            raise PTXError("a race: shared memory written that another thread touched")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,21 @@ def rounded_down(name: str, *given: Any) -> Any:
     return np.where(is_above, np.nextafter(nearest, np.float32(-np.inf)), nearest)
 
 
+def saturated(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: np.clip(np.nan_to_num(function(*given), nan=0), 0, 1)
+
+
+def flushed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """With zero for what is denormal."""
+    tiny = np.finfo(np.float32).tiny
+
+    def result(*given: Any) -> Any:
+        values = function(*given)
+        return np.where(np.abs(values) < tiny, 0, values)
+
+    return result
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
     "min": np.fmin, "max": np.fmax,
@@ -104,38 +119,87 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+class Instruction(NamedTuple):
+    """One of the program, as the threads of a block run it."""
+
+    guard: Array | None
+    """The register that says which threads act."""
+    wanted: bool
+    opcode: str
+    name: str
+    """What the opcode begins with."""
+    operands: list[str]
+    is_of_warps: bool
+    """Whether only a warp with all its lanes runs it."""
+    step: Step | None
+
+
 class Steps:
     """Registers, memory, and a step for every instruction but those that move the counters."""
 
-    def __init__(
-        self,
-        program: Program,
-        blocks: tuple[int, ...],
-        threads: tuple[int, ...],
-        arguments: tuple[Array | int, ...],
-    ) -> None:
+    memory: Memory
+    of_warps: tuple[str, ...] = ("shfl", "redux")
+    """Beginnings of instructions that only a whole warp runs."""
+
+    def __init__(self, program: Program, threads: tuple[int, ...]) -> None:
         self.program, self.threads = program, int(np.prod(threads))
-        arrays = [given for given in arguments if isinstance(given, np.ndarray)]
-        self.memory = Memory(arrays, program.shared_bytes)
-        numbers = iter(range(1, len(arguments) + 1))
-        self.params = {
-            name: next(numbers) << STRIDE if isinstance(given, np.ndarray) else given
-            for name, given in zip(program.params, arguments, strict=True)
+        self._params: dict[str, int] = {}
+        self._numbers = np.arange(self.threads)
+        number = self._numbers.astype(np.uint32)
+        self._registers: dict[str, Array] = {
+            kind: np.zeros((count, self.threads), REGISTERS[kind])
+            for kind, count in program.registers.items()
         }
-        number = np.arange(self.threads, dtype=np.uint32)
-        self.registers: dict[str, Array] = {"%laneid": number % WARP}
+        self._special = {"%laneid": number % WARP}
         places = np.unravel_index(number, threads[::-1])[::-1]
-        for axis, place, many, grid in zip("xyz", places, threads, blocks, strict=True):
-            self.registers[f"%tid.{axis}"] = place.astype(np.uint32)
-            self.registers[f"%ntid.{axis}"] = np.full_like(number, many)
-            self.registers[f"%nctaid.{axis}"] = np.full_like(number, grid)
-        self.steps = [self.compile_step(opcode, operands) for _, opcode, operands in program.code]
+        for axis, place, many in zip("xyz", places, threads, strict=True):
+            self._special[f"%tid.{axis}"] = place.astype(np.uint32)
+            self._special[f"%ntid.{axis}"] = np.full_like(number, many)
+            for name in ("ctaid", "nctaid"):
+                self._special[f"%{name}.{axis}"] = np.zeros_like(number)
+        self.code = [self._compile(*line) for line in program.code]
+
+    def bind(self, blocks: tuple[int, ...], arguments: tuple[Array | int, ...]) -> None:
+        """Begin a launch: registers are 0, arrays are global memory."""
+        for registers in self._registers.values():
+            registers.fill(0)
+        for axis, count in zip("xyz", blocks, strict=True):
+            self._special[f"%nctaid.{axis}"][:] = count
+        self.memory = Memory(
+            [given for given in arguments if isinstance(given, np.ndarray)],
+            self.program.shared_bytes,
+        )
+        numbers = iter(range(1, len(arguments) + 1))
+        for name, given in zip(self.program.params, arguments, strict=True):
+            self._params[name] = given if isinstance(given, int) else next(numbers) << STRIDE
+
+    def place(self, block: tuple[int, ...]) -> None:
+        """Say which block of the grid this is."""
+        for axis, number in zip("xyz", block, strict=True):
+            self._special[f"%ctaid.{axis}"][:] = number
+
+    def _compile(self, guard: str | None, opcode: str, operands: list[str]) -> Instruction:
+        return Instruction(
+            self._register(guard.lstrip("!")) if guard else None,
+            not (guard or "").startswith("!"),
+            opcode,
+            opcode.partition(".")[0],
+            operands,
+            opcode.startswith(self.of_warps),
+            self.compile_step(opcode, operands),
+        )
+
+    def _row(self, name: str) -> tuple[str, int]:
+        """Which of the registers of its kind a register is."""
+        kind = name.strip("%0123456789")
+        return kind, int(name[1 + len(kind) :])
 
     def _register(self, name: str) -> Array:
-        if name not in self.registers:
-            kind = np.uint32 if "." in name else REGISTERS[name.strip("%0123456789")]
-            self.registers[name] = np.zeros(self.threads, kind)
-        return self.registers[name]
+        if name in self._special:
+            return self._special[name]
+        kind, number = self._row(name)
+        register: Array = self._registers[kind][number]
+        return register
 
     def _operand(self, text: str, kind: Kind) -> Read:
         """Reads a register, a constant or the address of shared memory; bfloat16 as float32."""
@@ -176,7 +240,7 @@ class Steps:
             view = target.view(f"{'i' if kind.kind == 'i' else 'u'}{target.dtype.itemsize}")
 
         def assign(chosen: Threads, values: Any) -> None:
-            view[chosen] = np.asarray(values).astype(kind, copy=False)
+            view[chosen] = values if values.dtype == kind else values.astype(kind)
 
         return assign
 
@@ -194,7 +258,7 @@ class Steps:
         if operands[0].startswith("{"):
             return self._compile_pieces(operands, kinds[0])
         is_comparison = name in {"set", "setp"}
-        function = COMPARISONS.get(parts[0]) if is_comparison else FUNCTIONS.get(name)
+        function: Any = COMPARISONS.get(parts[0]) if is_comparison else FUNCTIONS.get(name)
         if function is None or (name == "div" and kinds[0].kind != "f"):
             raise PTXError(f"unknown instruction {opcode}")
         sources, to = [kinds[-1]] * (len(operands) - 1), BOOL if name == "setp" else kinds[0]
@@ -213,19 +277,13 @@ class Steps:
         if "wide" in parts:
             to = np.dtype(f"{to.kind}{2 * to.itemsize}")
             function = partial(np.multiply, dtype=to)
+        if "sat" in parts:
+            function = saturated(function)
+        if "ftz" in parts:
+            function = flushed(function)
         read = [self._operand(text, kind) for text, kind in zip(operands[1:], sources, strict=True)]
         assign = self._assign(operands[0], to)
-
-        def step(chosen: Threads) -> None:
-            with np.errstate(all="ignore"):
-                values = function(*(item(chosen) for item in read))
-                if "sat" in parts:
-                    values = np.clip(np.nan_to_num(values, nan=0), 0, 1)
-                if "ftz" in parts:  # flushes to zero what is denormal
-                    values = np.where(np.abs(values) < np.finfo(np.float32).tiny, 0, values)
-                assign(chosen, values)
-
-        return step
+        return lambda chosen: assign(chosen, function(*[item(chosen) for item in read]))
 
     def _compile_pieces(self, operands: list[str], kind: Kind) -> Step:
         """A register to its halves."""
@@ -260,7 +318,7 @@ class Steps:
 
     def _whole_warps(self, chosen: Threads) -> Array:
         """The numbers of the threads chosen. Raises PTXError if a warp is not whole."""
-        threads = np.arange(self.threads)[chosen]
+        threads: Array = self._numbers[chosen]
         if len(threads) % WARP or (threads.reshape(-1, WARP)[:, 0] % WARP).any():
             raise PTXError("a warp exchanges values without all its lanes")
         return threads
@@ -280,28 +338,33 @@ class Steps:
         where, what = operands if name == "st" else operands[::-1]
         base, _, offset = where.strip("[]").partition("+")
         if space == "param":
-            assign, given = self._assign(what, kind), np.asarray(self.params[base]).astype(kind)
-            return lambda chosen: assign(chosen, given)
+            assign = self._assign(what, kind)
+            return lambda chosen: assign(chosen, np.asarray(self._params[base]).astype(kind))
         shared = space == "shared"
         start = self._operand(base, np.dtype(np.uint32 if shared else np.uint64))
-        places = [int(offset or 0) + i * kind.itemsize for i in range(len(names(what)))]
-        targets = [self._assign(piece, kind) for piece in names(what)] if name == "ld" else []
-        values = [self._operand(piece, kind) for piece in names(what)] if name == "st" else []
+        pieces, first = names(what), int(offset or 0)
+        size = len(pieces) * kind.itemsize
+        targets = [self._assign(piece, kind) for piece in pieces] if name == "ld" else []
+        values = [self._operand(piece, kind) for piece in pieces] if name == "st" else []
 
         def step(chosen: Threads) -> None:
-            threads = np.arange(self.threads)[chosen]
-            first = np.broadcast_to(np.asarray(start(chosen)).astype(np.int64), threads.shape)
+            threads = self._numbers[chosen]
+            address = np.broadcast_to(np.asarray(start(chosen)).astype(np.int64), threads.shape)
+            address = address + first
             if not shared:
-                self.memory.count(threads, first + places[0], len(places) * kind.itemsize)
-            for i, place in enumerate(places):
-                memory, address = self.memory.find(shared, first + place, kind.itemsize)
-                if shared:
-                    self.memory.touch(threads, address, kind.itemsize, name == "st")
-                at = address[:, None] + np.arange(kind.itemsize)
-                if targets:
-                    targets[i](chosen, np.ascontiguousarray(memory[at]).view(kind)[:, 0])
-                else:
-                    stored = np.broadcast_to(values[i](chosen), threads.shape)
-                    memory[at] = np.ascontiguousarray(stored).view(np.uint8).reshape(at.shape)
+                self.memory.count(threads, address, size)
+            memory, place = self.memory.find(shared, address, size)
+            if shared:
+                self.memory.touch(threads, place, size, name == "st")
+            rows = memory[: len(memory) // size * size].reshape(-1, size)
+            if targets:
+                columns = rows[place // size].view(kind)
+                for i, target in enumerate(targets):
+                    target(chosen, columns[:, i])
+                return
+            columns = np.empty((len(threads), len(values)), kind)
+            for i, value in enumerate(values):
+                columns[:, i] = value(chosen)
+            rows[place // size] = columns.view(np.uint8)
 
         return step

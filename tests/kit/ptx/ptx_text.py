@@ -23,6 +23,7 @@ class Program:
         self.params = re.findall(r"(\w+_param_\d+)", match[2])
         self.shared: dict[str, int] = {}
         self.shared_bytes = 0
+        self.registers: dict[str, int] = {}
         self.labels: dict[str, int] = {}
         self.code: list[tuple[str | None, str, list[str]]] = []
         for line in re.split(r"[;\n]", match[3]):
@@ -35,6 +36,8 @@ class Program:
             start = -(-self.shared_bytes // int(match[1])) * int(match[1])
             self.shared[match[2]] = start
             self.shared_bytes = start + int(match[3])
+        elif match := re.fullmatch(r"\.reg\s+\.\w+\s+%(\w+)<(\d+)>", line):
+            self.registers[match[1]] = int(match[2])
         elif match := re.fullmatch(r"(\$\w+):", line):
             self.labels[match[1]] = len(self.code)
         elif not line.startswith("."):
