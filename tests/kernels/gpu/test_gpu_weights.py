@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast, get_args
 
 import msgspec
@@ -18,6 +19,7 @@ import pytest
 from max.driver import Device
 from max.dtype import DType
 
+from srm import engine
 from srm.engine.config import Mixer, ModelConfig
 from srm.engine.device.model import build_logits_graph, build_step_graph
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
@@ -25,15 +27,23 @@ from srm.engine.device.products import FLOAT8, Product, choose_product
 from srm.engine.device.runner import host_weights
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
-from tests.kit.engines.numpy_runner import TINY
-from tests.kit.models.variants import HEADLESS
+from tests.kit.engines import numpy_runner
+from tests.kit.kept import keep_compiled
+from tests.kit.models import variants
+
+SOURCES = [Path(str(module.__file__)) for module in (numpy_runner, variants)]
+"""What decides the report, beside this file and the engine."""
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.kernels.gpu.test_gpu_weights"]
-    done = subprocess.run(command, check=True, capture_output=True)
-    document: dict[str, Any] = json.loads(done.stdout)
+
+    def run() -> bytes:
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+    sources = [Path(__file__), *SOURCES, *Path(engine.__path__[0]).rglob("*.py")]
+    document: dict[str, Any] = json.loads(keep_compiled("gpu_weights", sources, (), run))
     return document
 
 
@@ -70,10 +80,10 @@ FLOAT8_MODELS = [
 def models() -> Iterator[ModelConfig]:
     """One of every mixer, with and without projections where it may be; of widths that our own
     product can be for."""
-    wide = msgspec.structs.replace(TINY, d_model=256, vocab_size=256)
+    wide = msgspec.structs.replace(numpy_runner.TINY, d_model=256, vocab_size=256)
     for mixer in get_args(Mixer):
         for projected in (False, True):
-            heads, taps = 1 if mixer in HEADLESS else 2, 3 if mixer == "kernel" else 1
+            heads, taps = 1 if mixer in variants.HEADLESS else 2, 3 if mixer == "kernel" else 1
             changes = {"num_heads": heads, "use_projections": projected, "kernel_size": taps}
             changes["decay"] = False  # the same graph as with decay, and allowed for every mixer
             try:

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from srm.engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import EPILOGUES, Array, widened
 from tests.kernels.test_sampler import Settings, records
+from tests.kit.kept import keep_compiled
 from tests.kit.ptx.mojo_program import printed
 from tests.kit.ptx.ptx_async import TensorMap
 from tests.kit.ptx.ptx_cluster import Cluster
@@ -260,15 +261,18 @@ def test_every_product_of_the_benchmarks_is_right() -> None:
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs CUDA's assembler, ptxas")
 @pytest.mark.parametrize("defines", [[], pytest.param(["wide"], marks=pytest.mark.slow)])
 def test_nothing_spills(defines: list[str], tmp_path: Path) -> None:
-    for name, text in compile_kernels(*defines).items():
-        check_registers(name, text, tmp_path)
-
-
-def check_registers(name: str, text: str, folder: Path) -> None:
     """168 registers a thread, 384 of which fill a processor; `setmaxnreg` shares them out anew."""
+    version = subprocess.run(["ptxas", "--version"], check=True, capture_output=True, text=True)
+    for name, text in compile_kernels(*defines).items():
+        facts = version.stdout, text
+        stderr = keep_compiled("ptxas", [], facts, partial(assemble, text, tmp_path)).decode()
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in stderr, name
+        assert "Used 168 registers" in stderr and "C7510" not in stderr, (name, stderr)
+
+
+def assemble(text: str, folder: Path) -> bytes:
+    """What the assembler tells."""
     path = folder / "kernel.ptx"
     path.write_text(text)
     command = ["ptxas", "-arch=sm_90a", "-v", str(path), "-o", str(folder / "kernel.cubin")]
-    stderr = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in stderr, name
-    assert "Used 168 registers" in stderr and "C7510" not in stderr, (name, stderr)
+    return subprocess.run(command, check=True, capture_output=True).stderr
