@@ -29,6 +29,7 @@ from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -437,14 +438,13 @@ def read_step(engine: Engine, outputs: list[Output]) -> StepOutput:
     return outputs, [(number, own.tokens.to_wire(), own.cached) for number, own in parts]
 
 
-EngineMachine.TestCase.settings = settings(
-    max_examples=100,
-    stateful_step_count=25,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-
-
 class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(
+        max_examples=40,
+        stateful_step_count=25,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+
     def runTest(self) -> None:
         super().runTest()
         assert set(EngineMachine.reached.elements()) == {
@@ -452,3 +452,8 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-typ
             "cut where it was parked",
             "stopped behind others that were parked",
         }
+
+
+@pytest.mark.slow
+class TestEngineMachineForLonger(TestEngineMachine):
+    settings = settings(TestEngineMachine.settings, max_examples=200)

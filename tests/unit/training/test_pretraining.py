@@ -355,7 +355,7 @@ def test_a_loss_that_is_no_number_ends_a_run_and_keeps_its_save(tmp_path: Path) 
     assert (tmp_path / "run.pt").read_bytes() == saved
 
 
-@pytest.mark.parametrize("shard", ["false", "true"])
+@pytest.mark.parametrize("shard", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_two_processes_have_the_losses_of_a_single_process(
     texts: Path, tmp_path: Path, shard: str
 ) -> None:
