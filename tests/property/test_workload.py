@@ -65,7 +65,13 @@ def test_poisson_times_are_those_of_the_seed(seed: int, rate: float, duration: f
     assert not np.intersect1d(planned, times(other)).size
 
 
-@pytest.mark.parametrize(("rate", "duration"), [(0.5, 8.0), (0.01, 1.0), (1e-3, 1e-3), (0.1, 5.0)])
+@pytest.mark.parametrize(
+    ("rate", "duration"),
+    [
+        *((0.5, 8.0), (1e-3, 1e-3)),
+        *(pytest.param(*given, marks=pytest.mark.slow) for given in ((0.01, 1.0), (0.1, 5.0))),
+    ],
+)
 def test_every_poisson_run_plans_a_request(rate: float, duration: float) -> None:
     """Seed 0 planned nothing in 8 s at 0.5/s. The times are those of runs that plan something."""
     planned = [
