@@ -65,10 +65,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training.questions": ("engine", "training.text", "training.problems"),
     "training.statistics": (),
     "training.instruments": ("engine", "training.text"),
+    "training.huggingface": (),
     "training": (
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
         *("training.text", "training.questions", "training.statistics", "training.problems"),
-        "training.instruments",
+        *("training.instruments", "training.huggingface"),
     ),
     "training.finetuning": (
         *("training", "training.text", "training.questions", "engine", "engine.weights"),
@@ -79,7 +80,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("training.problems", "engine", "engine.steps", "engine.weights", "engine.device"),
         *("engine.process", "training.instruments"),
     ),
-    "training.huggingface": (),
     "training.baselines": ("training", "training.grpo"),
     "training.passk": (
         *("engine", "training", "training.text", "training.questions", "training.statistics"),
@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "engine.weights", "training", "training.text"),
         "research.experiments.harness",
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
-        *("training.baselines", "training.problems"),
+        *("training.baselines", "training.problems", "training.huggingface"),
     ),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (
@@ -167,7 +167,7 @@ PROGRAMS = "research.bench.peers.programs"
 PROGRAMS_SEE = {
     f"{PROGRAMS}.timing",
     *("srm", "engine.python.offline"),
-    *("engine.weights.checkpoint", "training.recurrence"),  # the model in plain PyTorch
+    *("training.checkpoint", "research.bench.model.recurrence"),  # the model in plain PyTorch
 }
 
 

@@ -1,8 +1,8 @@
 """The Structured Recurrent Mixer in torch: one set of parameters, two forms. The oracle.
 
 `forward()` works in parallel over the sequence; `step()` is the same function as a recurrence over
-a state of plain sums. `mixers.py` mixes the tokens. Parameter names are those of the published
-checkpoints (blbadger/mrm), so files move between the two without renaming.
+a state of plain sums. The blocks are those of the class for `transformers`. Parameter names are
+those of the published checkpoints (blbadger/mrm), so files move between the two without renaming.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from srm.engine.config import ModelConfig
-from srm.training.forms import CHUNK, Documents, split_documents
-from srm.training.mixers import TokenMixer
+from srm.training.huggingface.mixers_srm import Block, Projection
+from srm.training.huggingface.units_srm import CHUNK, Places, split_documents
 
 
 class LanguageModel(nn.Module):
@@ -56,36 +56,13 @@ class BlockModel(LanguageModel):
         return logits
 
     def draw_linears(self) -> None:
-        """Draw the weights of all linear layers anew, by their widths, and make biases 0."""
+        """Draw the weights of linear layers anew, by their widths, and make biases 0; projections
+        of mixers are drawn so already."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and not isinstance(module, Projection):
                 nn.init.kaiming_normal_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-
-
-class Block(nn.Module):
-    """u = x + MLP(LN(x)), then u + mix(LN(u)): channels first, tokens second."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        width = config.d_model
-        self.channel_norm = nn.LayerNorm(width)
-        self.channel_mixing_layer = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)
-        )
-        self.token_norm = nn.LayerNorm(width)
-        self.token_mixing_layer = TokenMixer(config)
-
-    def forward(self, x: Tensor, chunk: int, documents: Documents | None = None) -> Tensor:
-        x = x + self.channel_mixing_layer(self.channel_norm(x))
-        mixed: Tensor = self.token_mixing_layer(self.token_norm(x), chunk, documents)
-        return x + mixed
-
-    def step(self, x: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        x = x + self.channel_mixing_layer(self.channel_norm(x))
-        mixed, state = self.token_mixing_layer.step(self.token_norm(x), state, position)
-        return x + mixed, state
 
 
 class SRM(BlockModel):
@@ -108,9 +85,11 @@ class SRM(BlockModel):
         form, whose time and memory grow with length² (paper eq. 1-4).
         """
         x = self.input_layer(ids)
-        documents = None if self.separator is None else split_documents(ids == self.separator)
+        places = Places(slice(ids.shape[1]), chunk=chunk)
+        if self.separator is not None:
+            places = split_documents(ids == self.separator, chunk)
         for block in self.mixer_blocks:
-            x = block(x, chunk, documents)
+            x, _ = block(x, places)
         return F.linear(x, self.output_layer.weight)
 
     def step(self, ids: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
@@ -119,13 +98,12 @@ class SRM(BlockModel):
         state [layers, units, batch, d], zeros before position 0. Returns logits [batch, vocab] and
         the new state.
         """
-        x = self.input_layer(ids)
-        states = []
-        for block, layer_state in zip(self.mixer_blocks, state, strict=True):
-            assert isinstance(block, Block)
-            x, new_state = block.step(x, layer_state, position)
-            states.append(new_state)
-        return self.output_layer(x), torch.stack(states)
+        x, ends = self.input_layer(ids[:, None]), []
+        places = Places(slice(position, position + 1))
+        for block, before in zip(self.mixer_blocks, state, strict=True):
+            x, after = block(x, places, before)
+            ends.append(after)
+        return self.output_layer(x[:, 0]), torch.stack(ends)
 
     def empty_state(self, batch: int) -> Tensor:
         """Return the state before the first token: zeros [layers, units, batch, d], dtype and

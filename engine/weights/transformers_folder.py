@@ -19,7 +19,7 @@ TEXT_FILES = ("tokenizer.json", *DESCRIPTIONS, "chat_template.jinja", GENERATION
 """What a model folder may have besides weights and config.json."""
 CLASSES = Path(__file__).resolve().parents[2] / "training" / "huggingface"
 """The same place in a source tree and in an installed package."""
-CLASS_FILES = ("configuration_srm.py", "mixers_srm.py", "modeling_srm.py")
+CLASS_FILES = ("configuration_srm.py", "mixers_srm.py", "modeling_srm.py", "units_srm.py")
 
 
 def transformers_files(

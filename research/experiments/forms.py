@@ -32,7 +32,7 @@ from research.experiments.harness.runner import (
     run_cases,
 )
 from research.experiments.harness.settings import ExperimentSettings
-from srm.training.forms import CHUNK
+from srm.training.huggingface.units_srm import CHUNK
 
 VOCAB_SIZE = 1_024
 """Number of token ids that random inputs are drawn from."""

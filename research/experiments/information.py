@@ -35,7 +35,7 @@ from research.experiments.harness.runner import (
     values_of,
 )
 from research.experiments.harness.settings import ExperimentSettings
-from srm.training.forms import CHUNK
+from srm.training.huggingface.units_srm import CHUNK
 from srm.training.loop import TrainingBatches
 from srm.training.model import SRM, LanguageModel
 

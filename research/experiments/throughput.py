@@ -47,7 +47,7 @@ from research.experiments.harness.runner import (
 )
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import ModelConfig
-from srm.training.forms import CHUNK
+from srm.training.huggingface.units_srm import CHUNK
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
 from srm.training.precision import choose_precision

@@ -1,1 +1,1 @@
-"""The model for Hugging Face's `transformers`, which only this package's one module needs."""
+"""Blocks of the model, and the model for `transformers`, in files that go beside a checkpoint."""

@@ -2,7 +2,7 @@
 
 The files of this folder import torch, transformers and each other alone: `srm convert --to
 transformers` puts them beside a checkpoint, where `trust_remote_code` runs them. Tensors are named
-as in every checkpoint of this project. `training/model.py` is the same function.
+as in every checkpoint of this project. `training/model.py` has the same blocks.
 
 Positions have weights of their own, so it matters where a sequence begins. Tokens that a mask or
 `position_ids` place elsewhere are moved: each sequence becomes a row that begins at column 0.
@@ -10,6 +10,7 @@ Positions have weights of their own, so it matters where a sequence begins. Toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_srm import CACHE, SRMConfig
-from .mixers_srm import Places, SRMTokenMixer
+from .mixers_srm import Block, TokenMixer
+from .units_srm import Places, Units
 
 
 class SRMCache:
@@ -107,25 +109,22 @@ def _layout(mask: Tensor | None, position_ids: Tensor | None, ids: Tensor) -> _L
     return _Layout(is_token, is_first, row.view_as(ids), column.view_as(ids), lengths)
 
 
-class SRMBlock(GradientCheckpointingLayer):
-    """u = x + MLP(LN(x)), then u + mix(LN(u)): channels first, tokens second."""
+class SRMTokenMixer(TokenMixer):
+    """Runs its units in float32 at least, under autocast too, and its projections as modules."""
 
-    def __init__(self, config: SRMConfig) -> None:
-        super().__init__()
-        width = config.d_model
-        self.channel_norm = nn.LayerNorm(width)
-        self.channel_mixing_layer = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)
-        )
-        self.token_norm = nn.LayerNorm(width)
-        self.token_mixing_layer = SRMTokenMixer(config)
+    def mix(self, x: Tensor, units: Units) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            return super().mix(wide, units).to(x.dtype)
 
-    def forward(
-        self, x: Tensor, places: Places, states: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        x = x + self.channel_mixing_layer(self.channel_norm(x))
-        mixed, ends = self.token_mixing_layer(self.token_norm(x), places, states)
-        return x + mixed, ends
+    def _project(self, x: Tensor, projections: Sequence[Any]) -> Tensor:
+        return torch.cat([project(x) for project in projections], dim=-1)
+
+
+class SRMBlock(GradientCheckpointingLayer, Block):
+    """A block whose activations need not be kept."""
+
+    make_mixer = SRMTokenMixer
 
 
 def _check_shapes(
@@ -262,10 +261,14 @@ class SRMForCausalLM(PreTrainedModel, GenerationMixin):
         self._check_positions(position_ids, layout, first, input_ids.shape[1])
         x = self.input_layer(input_ids)
         x = x if layout is None else layout.pack(x)
-        ends = []
+        positions: slice | Tensor = slice(x.shape[1])
+        if first is not None:  # beyond n_ctx is padding of a row
+            columns = torch.arange(x.shape[1], device=x.device)
+            positions = (first[:, None] + columns).clamp(max=self.config.n_ctx - 1)
+        places, ends = Places(positions, lengths=lengths), []
         for number, block in enumerate(self.mixer_blocks):
             before = None if cache is None else cache.states[number]
-            x, after = block(x, Places(first, lengths), before)
+            x, after = block(x, places, before)
             ends.append(after)
         if cache is not None:
             cache.states = torch.stack(ends)

@@ -1,7 +1,7 @@
 """`srm bench engine`: tokens a second by batch size, as a fraction of this machine's GEMM peak.
 
 The same run also measures the model as a PyTorch recurrence, eager and compiled
-(`training/recurrence.py`), the sampler's part of a step, and the time of a start.
+(`research/bench/model/recurrence.py`), the sampler's part of a step, and the time of a start.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ With random weights distributions are flat, and greedy tokens tie more than in a
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ from srm.errors import ConfigError
 from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model
 from srm.training.data import encode
-from srm.training.mixers import TokenMixer
-from srm.training.model import Block
+from srm.training.huggingface.mixers_srm import Block, TokenMixer
+from srm.training.huggingface.units_srm import Places
 from srm.training.problems.drawn import problems
 from srm.training.text.tokenizer import special_ids
 
@@ -199,11 +199,12 @@ class RoundedModel(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
-        x = self._model.input_layer(ids)
+        x, places = self._model.input_layer(ids), Places(slice(ids.shape[1]))
         for index, block in enumerate(self._model.mixer_blocks):
             assert isinstance(block, Block)
             x = self._keep(x + self._mix_channels(index, block, x))
-            x = self._keep(x + block.token_mixing_layer(self._normed(block.token_norm, x)))
+            mixed, _ = block.token_mixing_layer(self._normed(block.token_norm, x), places)
+            x = self._keep(x + mixed)
         return self._keep(F.linear(x, self._model.output_layer.weight))
 
     def _mix_channels(self, index: int, block: Block, x: Tensor) -> Tensor:
@@ -236,10 +237,10 @@ class RoundedMixer(TokenMixer):
         super().__init__(config)
         self._keep = keep
 
-    def _project(self, x: Tensor, prefixes: list[str]) -> Tensor:
-        if prefixes == ["out_proj."]:
-            return super()._project(self._keep(x), prefixes)
-        return self._keep(super()._project(x, prefixes))
+    def _project(self, x: Tensor, projections: Sequence[Any]) -> Tensor:
+        if projections[0] is self.out_proj:
+            return super()._project(self._keep(x), projections)
+        return self._keep(super()._project(x, projections))
 
 
 class Float8Mixer:

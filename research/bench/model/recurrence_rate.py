@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from research.bench.frame import note, random_shape
-from srm.engine.weights.checkpoint import load_checkpoint
+from research.bench.model.recurrence import Recurrence
 from srm.engine.weights.random_model import random_tensors
-from srm.engine.weights.weights import Weights, fold
-from srm.training.recurrence import Recurrence
+from srm.training.checkpoint import load_model
+from srm.training.model import SRM
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 FORMS = {
@@ -56,19 +56,25 @@ class RecurrenceTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, first_steps_s, batches}; the first steps compile."""
     task = msgspec.json.decode(argv[0], type=RecurrenceTask)
-    if task.model.isdecimal():
-        shape = random_shape(int(task.model))
-        weights = fold(shape, random_tensors(shape), "random")
-    else:
-        weights = load_checkpoint(Path(task.model))
     forms = task.forms or list(FORMS)[: 2 if task.device == "cpu" else None]
-    dtypes = [_rates(weights, form, dtype, task) for dtype in task.dtypes for form in forms]
+    dtypes = [_rates(form, dtype, task) for dtype in task.dtypes for form in forms]
     sys.stdout.write(msgspec.json.encode(dtypes).decode())
     return 0
 
 
-def _rates(weights: Weights, form: str, dtype: str, task: RecurrenceTask) -> dict[str, Any]:
-    decoder, batches, first_steps_s = Decoder(weights, form, dtype, task.device), [], 0.0
+def _load(model: str) -> SRM:
+    """Return the model of a folder, or a random one of that width."""
+    if not model.isdecimal():
+        return load_model(Path(model))
+    drawn = SRM(random_shape(int(model)))
+    tensors = random_tensors(drawn.config)
+    drawn.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    return drawn
+
+
+def _rates(form: str, dtype: str, task: RecurrenceTask) -> dict[str, Any]:
+    model = _load(task.model)
+    decoder, batches, first_steps_s = Decoder(model, form, dtype, task.device), [], 0.0
     for batch_size in task.batch_sizes:
         measured = note(decoder.measure(batch_size, task.repetitions, task.seconds))
         first_steps_s += measured.pop("first_step_s")
@@ -78,15 +84,16 @@ def _rates(weights: Weights, form: str, dtype: str, task: RecurrenceTask) -> dic
 
 
 class Decoder:
-    """The recurrence in one of FORMS on a "cpu" or a "gpu"; captured ones need the latter."""
+    """The recurrence of a model, which it takes, in one of FORMS on a "cpu" or a "gpu"; captured
+    ones need the latter."""
 
-    def __init__(self, weights: Weights, form: str, dtype: str, device: str) -> None:
+    def __init__(self, model: SRM, form: str, dtype: str, device: str) -> None:
         torch.compiler.reset()
         self._on = "cpu" if device == "cpu" else "cuda"
         self._is_captured = form.endswith("captured")
         assert not self._is_captured or self._on == "cuda", "only a GPU has such graphs"
+        self._model = Recurrence(model, getattr(torch, dtype)).to(self._on)
         with torch.inference_mode():
-            self._model = Recurrence(weights, getattr(torch, dtype)).to(self._on)
             options: dict[str, Any] = {"freezing": device == "cpu"}  # packs weights for a CPU
             self._step: Step = self._model
             if form.startswith("compiled"):

@@ -1,7 +1,7 @@
 """Every variant of the model, for tests: configs to draw, and what a mixer means, sum by sum.
 
 `mixed_tokens` is written after the formulas of the published code, with a matrix per head, and
-shares nothing with the two forms in `training/mixers.py` nor with the engine.
+shares nothing with `training/huggingface/mixers_srm.py` nor with the engine.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.errors import ConfigError
 from srm.training.checkpoint import load_model
-from srm.training.model import Block
+from srm.training.huggingface.mixers_srm import Block
 from tests.kit.engines.numpy_runner import F64, feed, in_float64
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=4, n_ctx=24, vocab_size=300)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from research.bench.model.recurrence import Recurrence
 from srm.engine.config import Mixer, ModelConfig
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.tensors import is_scalar
-from srm.engine.weights.weights import fold
-from srm.training.mixers import TokenMixer
+from srm.training.huggingface.mixers_srm import TokenMixer
+from srm.training.huggingface.units_srm import Places
 from srm.training.model import SRM
-from srm.training.recurrence import Recurrence
 from tests.kit.engines.numpy_runner import TINY
 from tests.kit.models.variants import configs, mixed_tokens
 
@@ -133,7 +133,8 @@ def check_mixer(model: SRM, x: np.ndarray[Any, np.dtype[np.float64]]) -> None:
     tensors = {name: value.detach().numpy() for name, value in mixer.named_parameters()}
     expected = torch.from_numpy(mixed_tokens(model.config, tensors, x))
     with torch.no_grad():
-        assert error(mixer(torch.from_numpy(x)[None])[0], expected) <= TOLERANCE
+        mixed, _ = mixer(torch.from_numpy(x)[None], Places(slice(len(x))))
+        assert error(mixed[0], expected) <= TOLERANCE
 
 
 @variants
@@ -229,8 +230,14 @@ CONFIGS = [
 ]
 
 
+def random_model(config: ModelConfig) -> SRM:
+    model, tensors = SRM(config), random_tensors(config)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    return model
+
+
 def recurrence_of(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Recurrence:
-    return Recurrence(fold(config, random_tensors(config), "random"), dtype)
+    return Recurrence(random_model(config), dtype)
 
 
 def logits_of(model: Recurrence, ids: torch.Tensor) -> torch.Tensor:
@@ -243,11 +250,8 @@ def logits_of(model: Recurrence, ids: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.mixer)
 def test_the_recurrence_gives_the_logits_of_the_parallel_form(config: ModelConfig) -> None:
-    published = SRM(config)
-    tensors = random_tensors(config)
-    published.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
     ids = torch.randint(config.vocab_size, (3, LENGTH), generator=torch.Generator().manual_seed(0))
-    expected = published(ids)
+    expected = random_model(config)(ids)
     result = logits_of(recurrence_of(config), ids)
     assert (result - expected).abs().max() < 1e-5 * expected.abs().max()
     rounded = logits_of(recurrence_of(config, torch.bfloat16), ids)

@@ -1,4 +1,4 @@
-"""The model in plain PyTorch (`training/recurrence.py`), as who wrote it would run it.
+"""The model in plain PyTorch (`research/bench/model/recurrence.py`), as who wrote it would run it.
 
 All sequences stand at one position; a prompt is fed token by token, as in the published code, and
 its tokens but the last do not go through the output head.
@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 
+from research.bench.model.recurrence import Recurrence
 from research.bench.peers.programs.timing import Prompts, measure, read_task
-from srm.engine.weights.checkpoint import load_checkpoint
-from srm.training.recurrence import Recurrence
+from srm.training.checkpoint import load_model
 
 task = read_task()
 torch.set_num_threads(task["threads"])
-weights = load_checkpoint(Path(task["model"]))
-model = Recurrence(weights, getattr(torch, task["dtype"]))
+model = Recurrence(load_model(Path(task["model"])), getattr(torch, task["dtype"]))
 positions = torch.arange(task["shape"]["n_ctx"])[:, None]
 
 
@@ -29,9 +28,7 @@ def prepare(prompts: Prompts) -> Callable[[int], int]:
         with torch.inference_mode():
             state = model.empty_state(len(prompts))
             for tokens, position in zip(ids[:-1], positions, strict=False):
-                x = model.embedding[tokens]
-                for layer, layer_state in zip(model.layers, state, strict=True):
-                    x = layer(x, layer_state, position)
+                model.run_layers(tokens, state, position)
             tokens = ids[-1]
             for step in range(num_tokens):
                 position = positions[len(ids) - 1 + step]
