@@ -349,14 +349,15 @@ def join(outputs: list[Output]) -> Output:
     return msgspec.structs.replace(outputs[-1], **joined)
 
 
-def without_first(output: Output, count: int) -> Output:
-    """Return the Output without its first `count` tokens, at most all of them."""
+def part_of(output: Output, begin: int, end: int) -> Output:
+    """Return the Output with its tokens begin … end - 1 alone."""
     total = len(output.token_ids) // 4
-    if not count:
+    if end - begin == total:
         return output
-    whole = {name: getattr(output, name) for name in _PER_TOKEN}
-    rest = {name: data[len(data) // total * count :] for name, data in whole.items()}
-    return msgspec.structs.replace(output, **rest)
+    arrays = {name: getattr(output, name) for name in _PER_TOKEN}
+    sizes = {name: len(data) // total for name, data in arrays.items()}
+    part = {name: data[sizes[name] * begin : sizes[name] * end] for name, data in arrays.items()}
+    return msgspec.structs.replace(output, **part)
 
 
 REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error", "abort")

@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from srm.engine.client.connection import EngineConnection
-from srm.engine.client.streams import Stream, Streams, Write
+from srm.engine.client.streams import Finder, Stream, Streams, Write
 from srm.engine.messages import (
     HEARTBEAT_S,
     Abort,
@@ -154,10 +154,15 @@ class EngineClient:
                 for _, output in stream.take_outputs():
                     yield output
 
-    def open(self, requests: Sequence[Request], says_versions: bool = False) -> Stream:
+    def open(
+        self,
+        requests: Sequence[Request],
+        says_versions: bool = False,
+        finder: Finder | None = None,
+    ) -> Stream:
         """Run requests that have the same n, until each completion has ended or the block of the
         stream is left. `says_versions`: each token comes with the version of the weights that made
-        it.
+        it. `finder` says where completions end before the engine ends them.
 
         Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
@@ -165,7 +170,7 @@ class EngineClient:
         for request in requests:
             if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
-        stream = self.streams.open(requests)
+        stream = self.streams.open(requests, finder)
         if says_versions:
             stream.says_versions = True
         return stream

@@ -8,10 +8,11 @@ engine runs what is for `Spread` to say; what an engine that is lost had, anothe
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -37,14 +38,25 @@ from srm.engine.messages import (
     StopSamples,
     ToEngine,
     error_of,
-    without_first,
+    part_of,
 )
-from srm.engine.steps.batch import I64
-from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join, step_tokens
+from srm.engine.steps.batch import I32, I64
+from srm.engine.steps.tokens import U8, Tokens, from_outputs, from_wire, join, step_tokens
 from srm.errors import EngineError, EngineUnavailable, SRMError, StepFailed
 
 Send = Callable[[ToEngine], None]
 Write = Callable[[Tokens], None]
+STOP = REASONS.index("stop")
+
+
+class Finder(Protocol):
+    """Finds completions that are to end, for what their text says, as their tokens come."""
+
+    def find(self, indices: I64, token_ids: I32, reasons: U8) -> list[int]:
+        """Take one more token each of completions; return the places of those that end."""
+
+    def add(self, index: int, token: int, reason: int) -> bool:
+        """Take one more token of a completion; return whether it ends."""
 
 
 class Delivery(NamedTuple):
@@ -62,7 +74,9 @@ class Stream(AbstractContextManager["Stream"]):
     """Requests of one caller with the same n, until each completion has ended, or the block of this
     is left."""
 
-    def __init__(self, streams: Streams, requests: Sequence[Request]) -> None:
+    def __init__(
+        self, streams: Streams, requests: Sequence[Request], finder: Finder | None = None
+    ) -> None:
         params = requests[0].params
         self.n = params.n
         self.cached_tokens = [0] * len(requests)
@@ -74,6 +88,11 @@ class Stream(AbstractContextManager["Stream"]):
         self._streams = streams
         self._table = streams.table
         self._unread = self._table.open(self.unfinished, len(requests), params.logprobs)
+        self._finder = finder
+        if finder is not None:
+            self._unread.end_some = self._end_some
+        self.may_hand_out: Callable[[], bool] | None = None
+        """Asked when all that came is taken, whether the writer may be given what comes next."""
         self.number = self._unread.number
         self._first = self.number << INDEX_BITS
         self._state = self._unread.state
@@ -118,25 +137,27 @@ class Stream(AbstractContextManager["Stream"]):
     def says_versions(self, says_versions: bool) -> None:
         self._unread.says_versions = says_versions
 
-    def set_direct(self, is_direct: bool) -> None:
-        """Have the tokens that come from now on handed out, if all others are taken and the last of
-        them is of the weights in use; or have them kept."""
-        unread, table = self._unread, self._table
-        is_direct = is_direct and unread.version == table.version and not unread.has_new
-        table.flags[IS_DIRECT, self.number] = is_direct
+    def keep(self) -> None:
+        """Have the tokens that come until the next `wait` kept, and not handed out."""
+        self._table.flags[IS_DIRECT, self.number] = False
 
     def wake(self) -> None:
         """Have `wait` return, though there may be nothing to take."""
         self._unread.wake()
 
     async def wait(self) -> None:
-        """Wait until there is something to take, or `wake`.
+        """Wait until there is something to take, or `wake`. Meanwhile tokens are handed out, if the
+        last one that was taken is of the weights in use.
 
         Raises the error that the engine refuses a request with, EngineUnavailable when it goes away
         and StepFailed when it breaks, after all that came before has been taken.
         """
         if not self._unread.has_new:
             if self._error is None:
+                if self.may_hand_out is not None:
+                    is_current = self._unread.version == self._table.version
+                    is_direct = is_current and self.may_hand_out()
+                    self._table.flags[IS_DIRECT, self.number] = is_direct
                 self._unread.waiter = asyncio.get_running_loop().create_future()
                 await self._unread.waiter
             if self._error is not None and not self._unread.has_new:
@@ -165,20 +186,31 @@ class Stream(AbstractContextManager["Stream"]):
         self.unfinished -= sum(output.finish_reason is not None for _, output in outputs)
         return outputs
 
+    def _end_some(self, indices: I64, token_ids: I32, reasons: U8) -> None:
+        """Set the reasons of completions that the finder ends, which frees their slots."""
+        assert self._finder is not None
+        if places := self._finder.find(indices, token_ids, reasons):
+            self._free(indices[places][reasons[places] == 0])
+            reasons[places] = STOP
+
     def stop(self, indices: I64) -> None:
         """End these completions, none of whose ends was taken, and have the engine free their
         slots."""
-        n, running = self.n, indices[self._state[indices] == RUNS]
+        self._free(indices[self._state[indices] == RUNS])
+        self.unfinished -= len(indices)
+        self._table.end(self._unread, indices)
+        if not self.unfinished:
+            self._unread.wake()
+
+    def _free(self, running: I64) -> None:
+        """Have the engine free the slots of these completions."""
+        n = self.n
         for place in np.unique(running // n).tolist():
             own = running[running // n == place] - place * n
             for part in self.parts[place]:
                 if len(local := part.local(own)):
                     message = StopSamples(part.request.id, local.astype("<i4").tobytes())
                     self._streams.send(part.engine, message)
-        self.unfinished -= len(indices)
-        self._table.end(self._unread, indices)
-        if not self.unfinished:
-            self._unread.wake()
 
     def cut(self, place: int, end: int) -> int:
         """End a request's completions from index `end` on, started or not; returns how many tokens
@@ -222,6 +254,8 @@ class Stream(AbstractContextManager["Stream"]):
             index = place * self.n + output.index
             if self._state[index]:  # stopped; this was on its way
                 return
+            if self._finder is not None:
+                output = self._up_to_end(index, output, self._finder)
             if output.finish_reason is not None:
                 self._state[index] = IS_OVER
         self.cached_tokens[place] = output.cached_tokens
@@ -229,6 +263,7 @@ class Stream(AbstractContextManager["Stream"]):
 
     def fail(self, error: Exception) -> None:
         """End all requests of the stream with this error, which `wait` raises."""
+        self.keep()
         self._error = error
         self._unread.wake()
 
@@ -277,6 +312,17 @@ class Stream(AbstractContextManager["Stream"]):
             self.fail(EngineUnavailable("weights changed while what an engine lost was made again"))
         return not self._is_shut
 
+    def _up_to_end(self, index: int, output: Output, finder: Finder) -> Output:
+        """Return the Output of a completion as far as the finder lets it go."""
+        token_ids, reason = array("i", output.token_ids), REASONS.index(output.finish_reason)
+        for count, token in enumerate(token_ids, 1):
+            if finder.add(index, token, reason if count == len(token_ids) else 0):
+                if not reason:
+                    self._free(np.array([index]))
+                output = part_of(output, 0, count)
+                return msgspec.structs.replace(output, finish_reason="stop")
+        return output
+
     def _of_whole(self, part: Part, output: Output) -> Output:
         """Return the Output as one of the whole request's, without tokens that came before."""
         index, at = output.index, len(self._state) + part.place
@@ -288,7 +334,7 @@ class Stream(AbstractContextManager["Stream"]):
         skipped = min(count, int(num_again[at]))
         num_again[at] -= skipped
         num_come[at] += count - skipped
-        return msgspec.structs.replace(without_first(output, skipped), index=index)
+        return msgspec.structs.replace(part_of(output, skipped, count), index=index)
 
     def __exit__(self, *_: object) -> None:
         """Forget the requests; those that still run are aborted, but for durable ones that were
@@ -357,10 +403,11 @@ class Streams:
     def has_request(self, request_id: str) -> bool:
         return request_id in self._places
 
-    def open(self, requests: Sequence[Request]) -> Stream:
+    def open(self, requests: Sequence[Request], finder: Finder | None = None) -> Stream:
         """Send requests of the same n, whose ids are not in use; the caller closes the stream.
+        `finder` says where completions end before the engine ends them.
         Raises InvalidRequest or Overloaded when there are too many completions at once."""
-        stream = Stream(self, requests)
+        stream = Stream(self, requests, finder)
         self.by_number[stream.number] = stream
         for part in chain(*stream.parts):
             self.submit(stream, part)
@@ -400,7 +447,7 @@ class Streams:
                 ends.append((number, REASONS.index(output.finish_reason)))
                 continue
             stream.add_output(part, output, version)
-            stream.set_direct(False)  # what comes behind it is taken behind it
+            stream.keep()  # what comes behind it is taken behind it
         for number, count in message.cached:
             if (reader := self.by_number.get(number >> INDEX_BITS)) is not None:
                 reader.cached_tokens[(number & INDEX) // reader.n] = count

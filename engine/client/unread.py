@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -37,6 +37,8 @@ RUNS, HAS_ENDED, IS_OVER = range(3)
 """States of a completion: it goes on, its end is here, or its end was read or is not wanted."""
 IS_OPEN, IS_DIRECT, IS_FILTERED = range(3)
 """Flags of a reader: it is there; its tokens are handed out; some that come may be unwanted."""
+EndSome = Callable[[I64, I32, U8], None]
+"""Sets the reasons of completions that end with these tokens, one each."""
 
 
 class UnreadTokens:
@@ -50,6 +52,8 @@ class UnreadTokens:
         self.number, self.num_top = number, num_top
         self.says_versions = False
         """Whether each token is kept with the version of the weights that made it."""
+        self.end_some: EndSome | None = None
+        """Called with new tokens before they are kept."""
         self.has_new = False
         """Whether anything came since the last call of `read`."""
         self.version = self.first_version = 0
@@ -276,7 +280,7 @@ class TokenTable:
             self._divide(tokens.select(has_token))
             offsets = np.zeros(len(ends) + 1, np.int64)
             tokens = Tokens(ends.owners, offsets, ends.token_ids[:0], ends.reasons)
-        owners, token_ids, reasons = tokens.owners, tokens.token_ids, tokens.reasons
+        owners, token_ids, reasons = tokens.owners, tokens.token_ids, tokens.reasons.copy()
         logprobs, order = tokens.logprobs, None
         if (owners[1:] < owners[:-1]).any():
             order = np.argsort(owners)
@@ -289,6 +293,8 @@ class TokenTable:
             if num_top and len(token_ids):
                 places = rows if order is None else order[rows]
                 top = tokens.top_ids[places, :num_top], tokens.top_logprobs[places, :num_top]
+            if reader.end_some is not None and len(token_ids):
+                reader.end_some(indices[rows], token_ids[rows], reasons[rows])
             own_logprobs = NO_LOGPROBS if num_top is None else logprobs[rows]
             own = indices[rows], tokens.offsets[: end - begin + 1], token_ids[rows], reasons[rows]
             reader.add(Tokens(*own, own_logprobs, *top), self.version)

@@ -18,7 +18,7 @@ from srm.engine.steps.tokens import Tokens
 from srm.server.generation.version_spans import join_spans, spans_of
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import VersionSpan
-from srm.server.text.stream import StopStrings, TextStream
+from srm.server.text.stream import StopFinder, TextStream
 from srm.server.text.text import Text
 
 _ENDED, _CUT = 1, 2
@@ -85,7 +85,6 @@ class Detokenizer:
         prompts: list[bytes],
         text: Text,
         stop_token_ids: Collection[int],
-        stops: StopStrings | None,
     ) -> None:
         """`prompts` are token ids, int32 little-endian."""
         size = len(prompts) * request.num_samples
@@ -99,7 +98,11 @@ class Detokenizer:
         self._prompts = prompts
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stop_token_ids = stop_token_ids
-        self._stops = stops
+        self.finder: StopFinder | None = None
+        """Of the request's stop strings, if it has any."""
+        if request.stops:
+            keeps_stop = request.include_stop_str_in_output
+            self.finder = StopFinder(request.stops, self._table, size, keeps_stop)
         self.streams: dict[int, TextStream] = {}
         """The text of each sample that runs and has begun."""
         self._lengths: dict[int, int] = {}  # tokens so far of samples whose versions are asked for
@@ -122,19 +125,17 @@ class Detokenizer:
             stop_reason: str | int | None = None
             if is_first := (stream := self.streams.get(index)) is None:
                 stream, echo, text = self._begin(index)
-            if reason == "stop":
+            num_cut = 0
+            if reason == "stop" and self.finder is not None and index in self.finder.ends:
+                stop_reason, num_cut = self.finder.ends.pop(index)
+            elif reason == "stop":
                 if not request.include_stop_str_in_output:  # the token that stopped it is not text
                     spoken = token_ids[:-4]
                 last = int.from_bytes(token_ids[-4:], "little")
                 stop_reason = last if last in self._stop_token_ids else None
             if self._makes_text:
-                added, count = stream.feed(spoken)
-                text += added
-                if stream.stop_string is not None:
-                    token_ids, reason = token_ids[: 4 * count], "stop"
-                    stop_reason = stream.stop_string
-                elif reason is not None:
-                    text += stream.flush()
+                is_last = reason is not None
+                text += stream.finish(spoken, num_cut) if is_last else stream.add(spoken)
             at, size = 4 * begin, len(token_ids)
             self.num_tokens += size // 4
             if reason is not None:
@@ -162,8 +163,7 @@ class Detokenizer:
     def _begin(self, index: int) -> tuple[TextStream, bytes, str]:
         """Begin the text of a sample; return it, and the tokens and text of an echoed prompt."""
         request = self._request
-        stream = TextStream(self._table, self._stops, request.include_stop_str_in_output)
-        self.streams[index] = stream
+        stream = self.streams[index] = TextStream(self._table, self.finder)
         echo = self._prompts[index // request.num_samples] if request.echo else b""
         return stream, echo, stream.echo(echo) if echo else ""
 

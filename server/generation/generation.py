@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, ExitStack, aclosing
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,6 @@ from srm.engine.client.client import EngineClient
 from srm.engine.client.streams import Delivery, Stream
 from srm.engine.messages import REASONS
 from srm.engine.steps.tokens import NO_TOKENS, Tokens
-from srm.engine.steps.tokens import join as join_tokens
 from srm.server.errors import NotFinite
 from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
 from srm.server.generation.engine_request import (
@@ -29,20 +28,17 @@ from srm.server.generation.engine_request import (
     wants_whole,
 )
 from srm.server.generation.prompts import Prompt
-from srm.server.generation.read_ahead import do_nothing, read_ahead
 from srm.server.generation.sample_selection import Ranking, SampleSelection
-from srm.server.generation.stop_strings import StopStringWatch
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import PromptTokensDetails, Samples, Usage
-from srm.server.text.stream import StopStrings, TextStream
 from srm.server.text.text import Text
 
 _ERROR, _LENGTH = REASONS.index("error"), REASONS.index("length")
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
 
-Attach = Callable[[Stream], AbstractContextManager[Callable[[], None]]]
-"""Makes a context of a stream; what it yields is called whenever all that came is dealt with."""
+Attach = Callable[[Stream], AbstractContextManager[None]]
+"""Makes a context in which a stream's tokens may be handed out."""
 
 
 class Generation:
@@ -78,23 +74,19 @@ class Generation:
         self.first_output: float | None = None
         self.weights_version: int | None = None
         """Version of the weights that made the latest output; None before there is any."""
-        table = text.table(with_special=not request.skip_special_tokens)
-        self.stops = StopStrings(request.stops, table) if request.stops else None
         self._params = sampling_params(request, text, constraint)
         stop_ids = self._params.stop_token_ids
-        self.detokenizer = Detokenizer(request, prompts, text, stop_ids, self.stops)
+        self.detokenizer = Detokenizer(request, prompts, text, stop_ids)
         self.stream: Stream | None = None
         """The engine's output, once it is asked."""
         self._id = id
         self._num_ahead = 0  # tokens that were read of the stream and are still to be decoded
-        self._table = table
         self._ends_early, self._says_samples = request.ends_early, request.says_samples
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
         )
         self._selection = SampleSelection(request, len(prompts))
         self._parts: dict[int, list[ChoicePart]] = {}  # of samples that run, by index
-        self._watch: StopStringWatch
         is_scored = self._params.prompt_logprobs is not None
         self._asked = [  # prompts that need the engine
             i
@@ -160,9 +152,8 @@ class Generation:
         """Yield the new tokens of samples, of `at_once` at most; to be iterated once. `attach` may
         take tokens of its stream that then are not yielded.
 
-        Without `stream`, samples come when they have ended; with stop strings all at the end, or
-        piece by piece if the request ends early. Raises what the engine refuses the request with; a
-        refusal of any prompt ends them all.
+        Without `stream`, samples come when they have ended. Raises what the engine refuses the
+        request with; a refusal of any prompt ends them all.
         """
         if not self.asks_for_all:
             yield self._without_engine()
@@ -172,47 +163,25 @@ class Generation:
         if not requests:
             return
         with ExitStack() as opened:
+            finder = self.detokenizer.finder
             stream = self.stream = opened.enter_context(
-                client.open(requests, self.request.return_weight_versions)
+                client.open(requests, self.request.return_weight_versions, finder)
             )
-            go_on = do_nothing if attach is None else opened.enter_context(attach(stream))
-            if self.stops is None:
-                source = self._read(stream, go_on, wants_whole(self.request))
-            else:  # whether or not somebody takes what comes
-                self._watch = StopStringWatch(self._table, self.stops, len(requests) * stream.n)
-                only_whole = not (self.request.stream or self._ends_early)
-                source = read_ahead(self._read(stream), _join, go_on, only_whole)
-            async with aclosing(source) as deliveries:
-                async for delivery in deliveries:
-                    self._note(delivery)
-                    tokens = delivery.tokens
-                    if not self.asks_for_all:
-                        tokens = self._by_sample(tokens)
-                    for part in tokens.slices(at_once):
-                        self._num_ahead -= len(part.token_ids)
-                        yield part
-                        await asyncio.sleep(0)  # other requests get their turn
-
-    def feed_row(self, row: Tokens) -> list[ChoicePart]:
-        """Return the text and scores of one token of a sample, which still runs, that `run` does
-        not yield; ends the sample at a stop string."""
-        parts = self.detokenizer.decode(row)
-        for part in parts:
-            if part.finish_reason is not None:
-                assert self.stream is not None
-                self.stream.stop(np.array([part.index]))
-        return parts
-
-    def feed_token(self, stream: TextStream, index: int, token: int) -> str | None:
-        """Return the text that is decided with one more token of a sample that runs; None, and the
-        token is not taken, if it completes a stop string."""
-        if self.stops is not None:
-            if self.stops.completes(stream.held, token):
-                return None
-            text = stream.feed_token(token)
-            self._watch.note(index, stream.held)
-            return text
-        return stream.feed_token(token)
+            if attach is not None:
+                opened.enter_context(attach(stream))
+            only_ended = wants_whole(self.request) and not (self.request.stream and finder)
+            while stream.unfinished:
+                await stream.wait()
+                delivery = stream.read_new(only_ended)
+                self._note(delivery)
+                tokens = delivery.tokens
+                self._num_ahead = len(tokens.token_ids)
+                if not self.asks_for_all:
+                    tokens = self._by_sample(tokens)
+                for part in tokens.slices(at_once):
+                    self._num_ahead -= len(part.token_ids)
+                    yield part
+                    await asyncio.sleep(0)  # other requests get their turn
 
     async def certain(self, tokens: Tokens) -> list[ChoicePart]:
         """Return the choices, whole, that these tokens make certain to be in the reply.
@@ -253,23 +222,6 @@ class Generation:
         reasons = np.full(len(owners), _LENGTH, np.uint8)
         return replace(NO_TOKENS, owners=owners, offsets=offsets, reasons=reasons)
 
-    async def _read(
-        self, stream: Stream, go_on: Callable[[], None] = do_nothing, only_ended: bool = False
-    ) -> AsyncGenerator[Delivery, None]:
-        """Yield what is new, until all has ended; `only_ended` as in `Stream.read_new`.
-
-        `go_on` is called whenever all that was yielded is dealt with. Ends samples at stop strings.
-        Raises as `Stream.wait`.
-        """
-        while stream.unfinished:
-            go_on()
-            await stream.wait()
-            delivery = stream.read_new(only_ended)
-            if self.stops is not None and (stopped := self._watch.find_stopped(delivery.tokens)):
-                stream.stop(np.array(stopped))
-            self._num_ahead += len(delivery.tokens.token_ids)
-            yield delivery
-
     def _note(self, delivery: Delivery) -> None:
         """Record versions, prompt scores and times. Raises NotFinite if the model broke."""
         self.weights_version = delivery.weights_version or None
@@ -288,12 +240,3 @@ class Generation:
         n = self.request.num_samples
         asked = np.array(self._asked)
         return tokens.with_owners(asked[tokens.owners // n] * n + tokens.owners % n)
-
-
-def _join(deliveries: list[Delivery]) -> Delivery:
-    """Join all that came, in order, into one."""
-    if len(deliveries) == 1:
-        return deliveries[0]
-    scores = [score for delivery in deliveries for score in delivery.scores]
-    tokens = join_tokens([delivery.tokens for delivery in deliveries])
-    return Delivery(tokens, scores, deliveries[-1].weights_version)

@@ -12,21 +12,11 @@ _MOST_ITEMS = 64
 """Most items that wait without being joined."""
 
 
-def do_nothing() -> None:
-    """Take the place of an `on_empty`."""
-
-
 async def read_ahead(
-    source: AsyncGenerator[_Item, None],
-    join: Callable[[list[_Item]], _Item],
-    on_empty: Callable[[], None] = do_nothing,
-    only_whole: bool = False,
+    source: AsyncGenerator[_Item, None], join: Callable[[list[_Item]], _Item]
 ) -> AsyncGenerator[_Item, None]:
-    """Yield all that has come of `source` since the last time, joined to one item.
-
-    `on_empty` is called whenever all that came was yielded and dealt with. `only_whole`: yield all
-    together, at the end. Raises what the source raises.
-    """
+    """Yield all that has come of `source` since the last time, joined to one item. Raises what the
+    source raises."""
     items: list[_Item] = []
     has_come = asyncio.Event()
 
@@ -42,8 +32,7 @@ async def read_ahead(
     task.add_done_callback(lambda _: has_come.set())
     try:
         while items or not task.done():
-            if not items or (only_whole and not task.done()):
-                on_empty()
+            if not items:
                 has_come.clear()
                 await has_come.wait()
                 continue

@@ -12,7 +12,6 @@ import logging
 import resource
 import time
 import uuid
-from collections.abc import Callable
 from http import HTTPStatus
 from math import inf
 from typing import Any, ClassVar
@@ -88,21 +87,20 @@ class Connection(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        self.on_pause: Callable[[], None] = lambda: None
-        """Called when the client reads too slowly, or is gone: then whoever awaits a reply's `send`
-        hears of it."""
 
     @property
     def is_paused(self) -> bool:
         """Whether the client has read too slowly, and not yet read on."""
         return bool(self.flow.write_paused)
 
-    def write(self, data: bytes) -> None:
-        """Send bytes as they are, unless the connection is lost."""
+    def write(self, data: bytes) -> bool:
+        """Send bytes as they are; return whether more may be. If not, the client reads too slowly
+        or is gone: then whoever awaits a reply's `send` hears of it."""
         try:
             self.transport.write(data)
         except RuntimeError:  # uvloop's, of a transport that is closed
-            self.on_pause()
+            return False
+        return not self.flow.write_paused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own habit
         super().connection_made(transport)
@@ -231,7 +229,6 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.on_pause()
         self._watch_sending()
 
     def resume_writing(self) -> None:

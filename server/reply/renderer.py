@@ -7,7 +7,7 @@ requests of at most MOST_ALONE choices, since many clients read only the first c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from types import EllipsisType
@@ -111,14 +111,11 @@ class Renderer:
             fields["first_weights_version"] = first
         return encode_json(self.form.envelope(fields | self.form.first_fields(), is_event=False))
 
-    def events(
-        self, tokens: Tokens, decode: Callable[[Tokens], list[ChoicePart]] | None = None
-    ) -> bytes:
-        """Return the events for new tokens, as they are sent; maybe none. `decode` makes parts of
-        them in place of the generation's detokenizer."""
-        if decode is None and self._joined is not None:
+    def events(self, tokens: Tokens) -> bytes:
+        """Return the events for new tokens, as they are sent; maybe none."""
+        if self._joined is not None:
             return self._join_events(tokens, self._joined)
-        parts = (decode or self.generation.detokenizer.decode)(tokens)
+        parts = self.generation.detokenizer.decode(tokens)
         if self._pacing is not None:
             parts = self._pacing.release(parts)
         if not parts:
@@ -148,10 +145,6 @@ class Renderer:
         if self._usage is None:
             events += self._encode([], self._usage_now())
         return self.form.frame(events)
-
-    def row_events(self, row: Tokens) -> bytes:
-        """Return the events for one token of a choice that runs; maybe none."""
-        return self.events(row, self.generation.feed_row)
 
     def template(self, index: int) -> EventTemplate | None:
         """Return what an event of a choice has around a token's text and scores; None if it may

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 
 from srm.engine.client.client import EngineClient
-from srm.engine.client.streams import Stream
+from srm.engine.client.streams import STOP, Stream
 from srm.engine.steps.tokens import Tokens, step_tokens
 from srm.server import metrics
 from srm.server.reply.format import EventTemplate, escape
@@ -31,15 +31,12 @@ log = logging.getLogger(__name__)
 class StreamConnection(Protocol):
     """The connection of a reply that has begun, and whose body is sent in chunks of HTTP."""
 
-    on_pause: Callable[[], None]
-    """Called when the client has read too little of it."""
-
     @property
     def is_paused(self) -> bool:
         """Whether the client has read too little of it, and not yet more."""
 
-    def write(self, data: bytes) -> None:
-        """Send bytes as they are."""
+    def write(self, data: bytes) -> bool:
+        """Send bytes as they are; return whether more may be."""
         ...
 
 
@@ -56,14 +53,22 @@ class Outlet:
         """Whether its task is to say that there is nothing to send."""
         self.last_sent = renderer.generation.started
         """When the last event was, or the request began; seconds of `time.monotonic`."""
-        self.stream: Stream | None = None
-        """The stream whose events they are, while StreamWriter may write them."""
 
-    def fail(self, error: Exception) -> None:
-        """End the request with an unforeseen error, which its task logs: the bug that one request
-        meets is not to silence the others of the process."""
-        if self.stream is not None:
-            self.stream.set_direct(False)
+    @property
+    def stream(self) -> Stream:
+        """The stream whose events they are."""
+        stream = self.renderer.generation.stream
+        assert stream is not None
+        return stream
+
+    def write(self, events: bytes) -> None:
+        """Send events as one chunk of HTTP. An unforeseen error ends the request, and its task logs
+        it: the bug that one request meets is not to silence the others of the process."""
+        assert self.connection is not None
+        try:
+            if not self.connection.write(b"%x\r\n%b\r\n" % (len(events), events)):
+                self.stream.keep()
+        except Exception as error:  # noqa: BLE001 - its task logs it
             self.stream.fail(error)
 
 
@@ -71,7 +76,7 @@ class _Choice:
     """A choice whose events may be written here."""
 
     __slots__ = (
-        *("detokenizer", "generation", "index", "kinds", "num_top", "outlet", "scores"),
+        *("detokenizer", "finder", "index", "kinds", "num_top", "outlet", "scores"),
         *("template", "text"),
     )
 
@@ -79,16 +84,22 @@ class _Choice:
     text: TextStream
     """Set where there is a template."""
 
-    def __init__(self, outlet: Outlet, index: int, num_top: int, kinds: bytes | bytearray) -> None:
+    def __init__(self, outlet: Outlet, index: int, num_top: int, all_clean: bytes) -> None:
         self.outlet = outlet
-        self.generation = outlet.renderer.generation
-        self.detokenizer = self.generation.detokenizer
+        self.detokenizer = outlet.renderer.generation.detokenizer
+        self.finder = self.detokenizer.finder
+        self.kinds = all_clean if self.finder is None else self.finder.kinds
         self.index = index
         self.num_top = num_top
-        self.kinds = kinds
         form = outlet.renderer.form
         self.scores = None if form.request.logprobs is None else form.scores
         self.template = None
+
+    def renew(self) -> None:
+        """Make the template that its next event has."""
+        self.template = self.outlet.renderer.template(self.index)
+        if (text := self.detokenizer.streams.get(self.index)) is not None:
+            self.text = text
 
 
 class StreamWriter:
@@ -97,54 +108,35 @@ class StreamWriter:
     def __init__(self, client: EngineClient, pieces: Pieces) -> None:
         self._pieces = pieces
         self._choices: dict[int, _Choice] = {}  # by stream number
-        self._outdated: set[_Choice] = set()  # those whose templates are made anew
         self._all_clean = bytes([CLEAN]) * len(pieces.json)
         client.set_writer(self.write)
 
     @contextmanager
-    def writing(self, outlet: Outlet, stream: Stream) -> Iterator[Callable[[], None]]:
-        """Have a stream's events written here. What this yields is called whenever all that came of
-        the stream is sent, and nobody but the writer has to make events until it has more."""
-        stops = outlet.renderer.generation.stops
-        kinds = self._all_clean if stops is None else stops.kinds
+    def writing(self, outlet: Outlet, stream: Stream) -> Iterator[None]:
+        """Have a stream's events written here while its task waits for more."""
         choices = {
-            number: _Choice(outlet, index, stream.num_top, kinds)
+            number: _Choice(outlet, index, stream.num_top, self._all_clean)
             for index, number in enumerate(stream.numbers)
         }
 
-        def pause() -> None:
-            stream.set_direct(False)
-
-        def go_on() -> None:
+        def may_write() -> bool:
             connection = outlet.connection
             if not outlet.has_begun or connection is None or connection.is_paused:
-                return
-            self._outdated.update(choices.values())
-            connection.on_pause = pause
-            stream.set_direct(True)
+                return False
+            for choice in choices.values():
+                choice.renew()
+            return True
 
         self._choices.update(choices)
-        outlet.stream = stream
+        stream.may_hand_out = may_write
         try:
-            yield go_on
+            yield
         finally:
-            outlet.stream = None
-            stream.set_direct(False)  # nobody writes what would be handed out
             for number in choices:
-                self._outdated.discard(self._choices.pop(number))
-            if outlet.connection is not None:
-                outlet.connection.on_pause = lambda: None
+                del self._choices[number]
 
     def write(self, tokens: Tokens) -> None:
         """Write the events of one token for each of these streams."""
-        while self._outdated:
-            choice = self._outdated.pop()
-            try:
-                choice.template = choice.outlet.renderer.template(choice.index)
-                if (text_stream := choice.detokenizer.streams.get(choice.index)) is not None:
-                    choice.text = text_stream
-            except Exception as error:  # noqa: BLE001 - its task logs it
-                choice.outlet.fail(error)
         choices, token_ids = self._choices, tokens.token_ids.tolist()
         num_characters = self._pieces.num_characters
         texts = self._pieces.json[tokens.token_ids].tolist()
@@ -152,26 +144,25 @@ class StreamWriter:
         written: dict[Outlet, bytes] = {}
         for at, number in enumerate(tokens.owners.tolist()):
             choice, text, token = choices[number], texts[at], token_ids[at]
-            outlet, scores = choice.outlet, all_scores.get(at, b"")
+            outlet, scores, template = choice.outlet, all_scores.get(at, b""), choice.template
             try:
-                template = choice.template
                 if template is None or scores is None:
-                    template, scores = None, b""
-                elif not text or choice.text.is_pending or choice.kinds[token] != CLEAN:
-                    text_stream = choice.text
-                    added = choice.generation.feed_token(text_stream, choice.index, token)
-                    if added is None:  # it is over
-                        template = None
-                    else:
-                        text = escape(added)
-                        if scores:
-                            text_stream.offsets(token.to_bytes(4, "little"))
-                elif scores:
-                    choice.text.num_characters += num_characters[token]
-                if template is None:
-                    events = outlet.renderer.row_events(_row(tokens, at, choice))
-                    self._outdated.add(choice)
+                    is_plain, template, scores = False, None, b""
                 else:
+                    is_plain = text and not choice.text.is_pending and choice.kinds[token] == CLEAN
+                if not is_plain and choice.finder and choice.finder.add(choice.index, token):
+                    events = outlet.renderer.events(_row(tokens, at, choice, STOP))
+                    outlet.stream.stop(np.array([choice.index]))
+                elif template is None:
+                    events = outlet.renderer.events(_row(tokens, at, choice))
+                    choice.renew()
+                else:
+                    if not is_plain:
+                        text = escape(choice.text.add_token(token))
+                        if scores:
+                            choice.text.offsets(token.to_bytes(4, "little"))
+                    elif scores:
+                        choice.text.num_characters += num_characters[token]
                     begin, before_scores, end, has_counts = template
                     choice.detokenizer.num_tokens += 1
                     if not (text or scores):
@@ -180,7 +171,7 @@ class StreamWriter:
                         end %= outlet.renderer.numbers(text, scores)
                     events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
             except Exception as error:  # noqa: BLE001 - its task logs it
-                outlet.fail(error)
+                outlet.stream.fail(error)
                 continue
             if events:
                 written[outlet] = written[outlet] + events if outlet in written else events
@@ -212,15 +203,12 @@ class StreamWriter:
 
 
 def _send(written: dict[Outlet, bytes]) -> None:
-    """Send each stream's events as one chunk of HTTP."""
+    """Send each stream's events."""
     now, waited = time.monotonic(), []
     for outlet, events in written.items():
         waited.append(now - outlet.last_sent)
         outlet.last_sent = now
-        try:
-            outlet.connection.write(b"%x\r\n%b\r\n" % (len(events), events))  # type: ignore[union-attr]  # see `writing`
-        except Exception as error:  # noqa: BLE001 - its task logs it
-            outlet.fail(error)
+        outlet.write(events)
     # As many calls of `observe` would do, all at once.
     histogram = metrics.INTER_TOKEN_LATENCY
     places = np.searchsorted(histogram._upper_bounds, waited)
@@ -230,11 +218,11 @@ def _send(written: dict[Outlet, bytes]) -> None:
     histogram._sum.inc(sum(waited))
 
 
-def _row(tokens: Tokens, at: int, choice: _Choice) -> Tokens:
-    """Return the row of one choice."""
+def _row(tokens: Tokens, at: int, choice: _Choice, reason: int = 0) -> Tokens:
+    """Return the row of one choice, which ends if there is a reason."""
     own = slice(at, at + 1)
     return step_tokens(
-        *(np.array([choice.index]), tokens.token_ids[own], tokens.reasons[own]),
+        *(np.array([choice.index]), tokens.token_ids[own], np.array([reason], np.uint8)),
         tokens.logprobs[own],
         *(tokens.top_ids[own, : choice.num_top], tokens.top_logprobs[own, : choice.num_top]),
     )

@@ -13,7 +13,9 @@ from itertools import accumulate
 from sys import getsizeof
 
 import numpy as np
+import numpy.typing as npt
 
+from srm.engine.messages import REASONS
 from srm.memory import Cache
 from srm.server import metrics
 
@@ -71,6 +73,9 @@ def _row(entry: bytes) -> bytes:
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
+_STOP = REASONS.index("stop")
+_ENDS_IN_TEXT = (0, REASONS.index("length"))
+"""Reasons of tokens that are text in any case; 0 is none."""
 UNKNOWN, CLEAN, NEAR = range(3)
 """Kinds of tokens. No stop string begins in a CLEAN one or is complete there, unless it had begun
 before."""
@@ -89,11 +94,19 @@ def _kinds_of(table: ByteTable, stops: tuple[bytes, ...]) -> bytearray:
     return known
 
 
-class StopStrings:
-    """Finds where a completion's bytes reach one of the given strings, or may be about to."""
+class StopFinder:
+    """Finds stop strings in the completions of one request as their tokens come, so that slots come
+    free whether or not somebody takes the text.
 
-    def __init__(self, stops: list[str], table: ByteTable) -> None:
-        """`stops` has at least one string, none empty."""
+    Only tokens with a stop string or the beginning of one in them, which is known by token, and
+    those behind such a beginning are searched. Keeps no text but such beginnings.
+    """
+
+    def __init__(
+        self, stops: list[str], table: ByteTable, num_samples: int, keeps_stop: bool
+    ) -> None:
+        """`stops` has at least one string, none empty; `keeps_stop`: what ends a completion is text
+        too."""
         self._all = tuple(stop.encode() for stop in stops)
         self._any = re.compile(b"|".join(map(re.escape, self._all)))
         if len(self._any.pattern) > _LONG:
@@ -101,30 +114,49 @@ class StopStrings:
         self._beginnings = {stop[:size] for stop in self._all for size in range(1, len(stop))}
         self._longest_beginning = max(map(len, self._all)) - 1
         self._table = table
+        self._keeps_stop = keeps_stop
         self.kinds = _kinds_of(table, self._all)
-        """By token; UNKNOWN until `learn`."""
+        """By token; UNKNOWN until a completion has it."""
+        self._kinds = np.frombuffer(self.kinds, np.uint8)
+        self._has_begun = np.zeros(num_samples, np.bool_)
+        self._begun: dict[int, bytes] = {}  # beginnings of stop strings that texts end in
+        self.ends: dict[int, tuple[str, int]] = {}
+        """By completion: the stop string that ends it, and how many of its last bytes are cut."""
 
-    def learn(self, token: int) -> None:
-        """Find out of which kind a token is."""
-        data = self._table.entries[token]
-        is_near = self.search(data) is not None or self.count_undecided(data) > 0
-        self.kinds[token] = NEAR if is_near else CLEAN
+    def find(
+        self,
+        indices: npt.NDArray[np.int64],
+        token_ids: npt.NDArray[np.int32],
+        reasons: npt.NDArray[np.uint8],
+    ) -> list[int]:
+        """Take one more token each of completions; return the places of those that reach a stop
+        string. The engine's `reasons` end some of them too."""
+        kinds = self._kinds[token_ids]
+        is_near = (kinds != CLEAN) | self._has_begun[indices]
+        places = np.flatnonzero(is_near)
+        new = (column[places].tolist() for column in (indices, token_ids, reasons))
+        rows = zip(places.tolist(), *new, strict=True)
+        return [place for place, *arguments in rows if self.add(*arguments)]
 
-    def completes(self, held: bytes, token: int) -> bool:
-        """Whether a stop string is complete with this token, behind a beginning that is held."""
+    def add(self, index: int, token: int, reason: int = 0) -> bool:
+        """Take one more token of a completion, and the engine's reason if it ends; return whether a
+        stop string is complete."""
+        if index in self.ends:
+            return True
+        if reason not in _ENDS_IN_TEXT and not (reason == _STOP and self._keeps_stop):
+            return False
         if self.kinds[token] == UNKNOWN:
-            self.learn(token)
-        is_clean = not held and self.kinds[token] == CLEAN
-        return not is_clean and self.search(held + self._table.entries[token]) is not None
-
-    def search(self, data: bytes) -> tuple[int, int] | None:
-        """Return begin and end of the stop string that is complete first; of several, the longest
-        one's."""
-        if not self._any.search(data):
-            return None
-        matches = ((data.find(stop), len(stop)) for stop in self._all)
-        end, begin = min((begin + size, begin) for begin, size in matches if begin >= 0)
-        return begin, end
+            self._learn(token)
+        data = self._begun.get(index, b"") + self._table.entries[token]
+        if match := self._search(data):
+            begin, end = match
+            num_cut = len(data) - (end if self._keeps_stop else begin)
+            self.ends[index] = data[begin:end].decode(), num_cut
+            return True
+        undecided = self.count_undecided(data)
+        self._has_begun[index] = undecided > 0
+        self._begun[index] = data[len(data) - undecided :]
+        return False
 
     def count_undecided(self, data: bytes) -> int:
         """Return how many of the last bytes may be the beginning of a stop string."""
@@ -133,75 +165,73 @@ class StopStrings:
                 return length
         return 0
 
+    def _learn(self, token: int) -> None:
+        """Find out of which kind a token is."""
+        data = self._table.entries[token]
+        is_near = self._search(data) is not None or self.count_undecided(data) > 0
+        self.kinds[token] = NEAR if is_near else CLEAN
+
+    def _search(self, data: bytes) -> tuple[int, int] | None:
+        """Return begin and end of the stop string that is complete first; of several, the longest
+        one's."""
+        if not self._any.search(data):
+            return None
+        matches = ((data.find(stop), len(stop)) for stop in self._all)
+        end, begin = min((begin + size, begin) for begin, size in matches if begin >= 0)
+        return begin, end
+
 
 class TextStream:
-    """One completion. Nothing may be fed once `stop_string` is set, or after `flush`."""
+    """One completion. Nothing may be added after `finish`."""
 
     __slots__ = (
         "_decoder",
-        "_keeps_stop",
+        "_finder",
+        "_held",
         "_offset_decoder",
-        "_stops",
         "_table",
-        "held",
         "is_pending",
         "num_characters",
-        "stop_string",
     )
 
-    def __init__(
-        self, table: ByteTable, stops: StopStrings | None = None, keeps_stop: bool = False
-    ) -> None:
-        """`keeps_stop`: the stop string that ends it is text too."""
+    def __init__(self, table: ByteTable, finder: StopFinder | None = None) -> None:
+        """`finder` has found no stop string in what is added."""
         self._table = table
-        self._stops = stops
-        self._keeps_stop = keeps_stop
+        self._finder = finder
         self._decoder = _Utf8("replace")
         self._offset_decoder: codecs.IncrementalDecoder | None = None
-        self.held = b""
-        """The beginning of a stop string, perhaps."""
+        self._held = b""  # perhaps the beginning of a stop string
         self.is_pending = False
         """Whether bytes are held back."""
         self.num_characters = 0
         """Complete ones before the next token, as far as `offsets` counted."""
-        self.stop_string: str | None = None
-        """The stop string that was reached."""
 
-    def feed(self, token_ids: bytes) -> tuple[str, int]:
-        """Take tokens, int32 little-endian; return the text that is decided now, and how many of
-        the tokens it takes: all, unless a stop string was reached before the last."""
-        num_held = len(self.held)
-        text, end = self._advance(self.held + self._table.join(token_ids))
-        count = len(token_ids) // 4
-        return text, count if end is None else self._count_to(end - num_held, token_ids)
+    def add(self, token_ids: bytes) -> str:
+        """Take tokens, int32 little-endian; return the text that is decided now."""
+        return self._advance(self._table.join(token_ids))
 
-    def feed_token(self, token: int) -> str:
+    def add_token(self, token: int) -> str:
         """Take one token; return the text that is decided now."""
-        return self._advance(self.held + self._table.entries[token])[0]
+        return self._advance(self._table.entries[token])
 
-    def _advance(self, data: bytes) -> tuple[str, int | None]:
-        """Return the text of these bytes that is decided, and where a stop string ends in them."""
-        if self._stops is None:
-            text = self._decoder.decode(data)
-            self.is_pending = bool(self._decoder.getstate()[0])
-            return text, None
-        if match := self._stops.search(data):
-            begin, end = match
-            self.held, self.stop_string = b"", data[begin:end].decode()
-            return self._decoder.decode(data[: end if self._keeps_stop else begin], True), end
-        decided = len(data) - self._stops.count_undecided(data)
-        text, self.held = self._decoder.decode(data[:decided]), data[decided:]
-        self.is_pending = bool(self.held or self._decoder.getstate()[0])
-        return text, None
+    def finish(self, token_ids: bytes, num_cut: int = 0) -> str:
+        """Take the last tokens; return the rest of the text, without its last `num_cut` bytes."""
+        self.is_pending = False
+        data = self._held + self._table.join(token_ids)
+        return self._decoder.decode(data[: len(data) - num_cut], True)
+
+    def _advance(self, data: bytes) -> str:
+        if self._finder is not None:
+            data = self._held + data
+            decided = len(data) - self._finder.count_undecided(data)
+            data, self._held = data[:decided], data[decided:]
+        text = self._decoder.decode(data)
+        self.is_pending = bool(self._held or self._decoder.getstate()[0])
+        return text
 
     def echo(self, token_ids: bytes) -> str:
         """Take tokens in which no stop string is looked for."""
         return self._decoder.decode(self._table.join(token_ids))
-
-    def flush(self) -> str:
-        """Return the text that was held back: nothing comes behind it."""
-        self.is_pending, held = False, self.held
-        return self._decoder.decode(held, True)
 
     def offsets(self, token_ids: bytes) -> list[int]:
         """Return how many characters of the text are complete before each token; to be asked of
@@ -214,8 +244,3 @@ class TextStream:
         offsets = list(accumulate(counts, initial=self.num_characters))
         self.num_characters = offsets.pop()
         return offsets
-
-    def _count_to(self, num_bytes: int, token_ids: bytes) -> int:
-        """Return how many of the tokens it takes to have `num_bytes` bytes."""
-        sizes = accumulate(map(len, self._table.pieces(token_ids)))
-        return next(count for count, size in enumerate(sizes, 1) if size >= num_bytes)

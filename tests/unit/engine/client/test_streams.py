@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from srm.engine.client.streams import Stream, Streams
+from srm.engine.client.streams import Finder, Stream, Streams
 from srm.engine.messages import (
     PROMPT,
     REASONS,
@@ -23,7 +24,8 @@ from srm.engine.messages import (
     StopSamples,
     ToEngine,
 )
-from srm.engine.steps.tokens import step_tokens
+from srm.engine.steps.batch import I32, I64
+from srm.engine.steps.tokens import U8, step_tokens
 from srm.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
 from tests.kit.engines.making import IDLE
 
@@ -45,10 +47,11 @@ def receive(streams: Streams, numbers: list[int], reason: int = 0) -> None:
 class Engine:
     """Hears what two requests of N completions send, and answers what a test wants."""
 
-    def __init__(self, emit: str) -> None:
+    def __init__(self, emit: str, finder: Finder | None = None) -> None:
         self.heard: list[ToEngine] = []
         self.streams = Streams(self.heard.append)
-        self.stream: Stream = self.streams.open([request(name, emit=emit) for name in "ab"])
+        requests = [request(name, emit=emit) for name in "ab"]
+        self.stream: Stream = self.streams.open(requests, finder)
         self.requests = [value for value in self.heard if isinstance(value, Request)]
         self.heard.clear()
 
@@ -99,6 +102,40 @@ def test_samples_are_stopped_by_request_and_what_still_runs_is_aborted() -> None
     stops = [("a", [1, 2]), ("b", [0]), ("a", [0])]
     samples = [StopSamples(name, np.array(indices, "<i4").tobytes()) for name, indices in stops]
     assert heard == [*samples, Abort("b")]
+
+
+class ThirdToken:
+    """Ends completions at their third token."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[int]()
+
+    def find(self, indices: I64, token_ids: I32, reasons: U8) -> list[int]:
+        rows = zip(indices.tolist(), token_ids.tolist(), reasons.tolist(), strict=True)
+        return [place for place, row in enumerate(rows) if self.add(*row)]
+
+    def add(self, index: int, token: int, reason: int) -> bool:
+        assert token == 7
+        self.counts[index] += 1
+        return self.counts[index] == 3
+
+
+@pytest.mark.parametrize("emit", ["delta", "tokens"])
+def test_a_completion_ends_where_the_finder_says(emit: str) -> None:
+    engine = Engine(emit, ThirdToken())
+    engine.say(0, 1, 2, is_end=False)
+    engine.say(1, 2, 5, is_end=True)
+    engine.say(0, 3, 3, is_end=True)
+    stopped = [StopSamples("b", b"\2\0\0\0")] if emit == "tokens" else []
+    assert engine.heard == stopped  # else the engine has ended it already
+    for expected in ({3: 3, N + 2: 3}, {1: 1}):
+        tokens = engine.stream.read_new().tokens
+        ends = {owner: end - begin for owner, begin, end, reason in tokens.rows() if reason}
+        assert ends == expected
+        assert {REASONS[reason] for reason in tokens.reasons if reason} == {"stop"}
+        engine.say(0, 1, 2, is_end=False)
+    assert engine.heard == [*stopped, StopSamples("a", b"\1\0\0\0")]
+    assert engine.stream.unfinished == 2 * N - 3
 
 
 def test_the_engine_counts_tokens_of_what_is_aborted() -> None:

@@ -26,22 +26,12 @@ async def test_an_error_of_a_source_comes_last(fails: bool) -> None:
         finally:
             seen.append("closed")
 
-    ahead = read_ahead(source(), lambda items: [*chain(*items)], lambda: seen.append("empty"))
+    ahead = read_ahead(source(), lambda items: [*chain(*items)])
     numbers = [*range(99)]
     assert await anext(ahead) == numbers
-    assert seen == ["empty", *numbers, *["closed"] * fails]
+    assert seen == [*numbers, *["closed"] * fails]
     if fails:
         with pytest.raises(ValueError, match="no more"):
             await anext(ahead)
     await ahead.aclose()
-    assert seen == ["empty", *numbers, "closed"]
-
-
-async def test_gives_all_at_once_where_asked() -> None:
-    async def source() -> AsyncGenerator[list[int], None]:
-        for number in range(3):
-            yield [number]
-            await asyncio.sleep(0)
-
-    ahead = read_ahead(source(), lambda items: [*chain(*items)], only_whole=True)
-    assert [items async for items in ahead] == [[0, 1, 2]]
+    assert seen == [*numbers, "closed"]

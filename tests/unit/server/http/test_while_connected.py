@@ -131,10 +131,7 @@ def connection(**fields: Any) -> Any:
 
 def test_a_lost_connection_is_left_to_the_task() -> None:
     """Whose `send` raises: behind a pipelined request nothing else says that the client left."""
-    paused: list[bool] = []
-    lost = connection(transport=Gone(), on_pause=lambda: paused.append(True))
-    lost.write(b"5\r\nhello\r\n")
-    assert paused == [True]
+    assert not connection(transport=Gone()).write(b"5\r\nhello\r\n")
 
 
 def test_only_a_reply_in_chunks_lends_its_connection() -> None:

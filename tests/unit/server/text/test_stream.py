@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import codecs
+import random
 from array import array
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.messages import FinishReason, Output
-from srm.engine.steps.tokens import from_outputs
+from srm.engine.messages import REASONS, FinishReason
+from srm.engine.steps.tokens import Tokens, step_tokens
+from srm.engine.steps.tokens import join as join_tokens
 from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
-from srm.server.text.stream import StopStrings
+from srm.server.text.stream import StopFinder
 from srm.server.text.text import Text
 from tests.kit.bodies.refusals import completion
 from tests.kit.serving import TEXT_MODEL
 
 EOS = 1
+STOP = REASONS.index("stop")
 ENDS: list[FinishReason] = ["stop", "length"]
 tokens = st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1), min_size=1, max_size=40)
 cuts = st.lists(st.integers(0, 40))
@@ -37,10 +41,8 @@ def detokenizer_of(
     text: Text, stops: list[str] | None = None, *stop_token_ids: int, **fields: Any
 ) -> Detokenizer:
     """Of a request with these fields, whose prompt is the tokens `prompt`."""
-    request = completion(**{"prompt": [5], "logprobs": 2, **fields})
-    table = text.table(with_special=not request.skip_special_tokens)
-    prompt, result = ints(fields.get("prompt", [5])), StopStrings(stops, table) if stops else None
-    return Detokenizer(request, [prompt], text, stop_token_ids, result)
+    request = completion(**{"prompt": [5], "logprobs": 2, "stop": stops or [], **fields})
+    return Detokenizer(request, [ints(fields.get("prompt", [5]))], text, stop_token_ids)
 
 
 def run(
@@ -52,20 +54,23 @@ def run(
     *stop_token_ids: int,
     **fields: Any,
 ) -> list[ChoicePart]:
-    """The parts of the tokens `ids`, delivered in pieces, each token with two alternatives."""
-    detokenizer, parts = detokenizer_of(text, stops, *stop_token_ids, **fields), list[ChoicePart]()
-    for begin, end in pairwise(sorted({0, len(ids), *(cut for cut in cuts if 0 < cut < len(ids))})):
-        piece = ids[begin:end]
-        output = Output(
-            *("a", 0, ints(piece)),
-            finish_reason=reason if end == len(ids) else None,
-            logprobs=array("f", [-float(token) for token in piece]).tobytes(),
-            top_ids=ints([token + i for token in piece for i in (0, 1)]),
-            top_logprobs=array("f", [-token - i for token in piece for i in (0, 1)]).tobytes(),
+    """The parts of the tokens `ids`, read in pieces, each token with two alternatives."""
+    detokenizer = detokenizer_of(text, stops, *stop_token_ids, **fields)
+    finder, rows, parts = detokenizer.finder, list[Tokens](), list[ChoicePart]()
+    for place, token in enumerate(ids, 1):
+        reasons = np.array([REASONS.index(reason) * (place == len(ids))], np.uint8)
+        own = np.array([0]), np.array([token], np.int32)
+        if finder is not None and finder.find(*own, reasons):
+            reasons[:] = STOP
+        top_ids = np.array([[token, token + 1]], np.int32)
+        rows.append(
+            step_tokens(*own, reasons, -own[1].astype("<f4"), top_ids, -top_ids.astype("<f4"))
         )
-        new = detokenizer.decode(from_outputs([(0, output)]))
-        assert len(new) == (not parts or parts[-1].finish_reason is None)
-        parts += new
+        if reasons.any():
+            break
+    bounds = {0, len(rows), *(cut for cut in cuts if 0 < cut < len(rows))}
+    for begin, end in pairwise(sorted(bounds)):
+        parts += detokenizer.decode(join_tokens(rows[begin:end]))
     assert parts[-1].finish_reason
     assert detokenizer.num_tokens == join(parts).num_tokens
     return parts
@@ -171,3 +176,27 @@ def test_stop_strings_are_not_looked_for_in_an_echoed_prompt(text: Text) -> None
     prompt, ids = ids_of(text, "a stop b"), ids_of(text, "op c stop d")
     part = join(run(text, ids, list(range(11)), ["stop"], echo=True, prompt=prompt))
     assert (part.text, part.stop_reason) == ("a stop bop c ", "stop")
+
+
+@given(st.lists(st.text("abcé", max_size=20), min_size=1, max_size=6), st.randoms())
+def test_each_completion_ends_at_its_own_stop_string(
+    text: Text, strings: list[str], rng: random.Random
+) -> None:
+    stops = [stop.encode() for stop in ("ab", "bca", "é", "cc")]
+    finder = StopFinder([stop.decode() for stop in stops], text.table(), len(strings), False)
+    left = {index: ids_of(text, string) for index, string in enumerate(strings)}
+    sizes = {index: len(ids) for index, ids in left.items()}
+    ends = dict[int, int]()
+    while left := {index: ids for index, ids in left.items() if ids and index not in ends}:
+        indices = np.array(rng.sample([*left], rng.randint(1, len(left))))
+        token_ids = np.array([left[index].pop(0) for index in indices.tolist()], np.int32)
+        for place in finder.find(indices, token_ids, np.zeros(len(indices), np.uint8)):
+            index = indices[place].item()
+            ends[index] = sizes[index] - len(left[index])
+    data = [string.encode() for string in strings]
+    expected = {
+        index: min(own.find(stop) + len(stop) for stop in stops if stop in own)
+        for index, own in enumerate(data)
+        if any(stop in own for stop in stops)
+    }
+    assert ends == expected
