@@ -160,9 +160,8 @@ class EngineClient:
         says_versions: bool = False,
         finder: Finder | None = None,
     ) -> Stream:
-        """Run requests that have the same n, until each completion has ended or the block of the
-        stream is left. `says_versions`: each token comes with the version of the weights that made
-        it. `finder` says where completions end before the engine ends them.
+        """Run requests as `Streams.open` does, until each completion has ended or the block of the
+        stream is left.
 
         Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
@@ -170,10 +169,7 @@ class EngineClient:
         for request in requests:
             if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
-        stream = self.streams.open(requests, finder)
-        if says_versions:
-            stream.says_versions = True
-        return stream
+        return self.streams.open(requests, says_versions, finder)
 
     def set_writer(self, write: Write) -> None:
         """See `Streams.set_writer`."""

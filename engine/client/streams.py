@@ -75,7 +75,11 @@ class Stream(AbstractContextManager["Stream"]):
     is left."""
 
     def __init__(
-        self, streams: Streams, requests: Sequence[Request], finder: Finder | None = None
+        self,
+        streams: Streams,
+        requests: Sequence[Request],
+        says_versions: bool,
+        finder: Finder | None,
     ) -> None:
         params = requests[0].params
         self.n = params.n
@@ -88,6 +92,7 @@ class Stream(AbstractContextManager["Stream"]):
         self._streams = streams
         self._table = streams.table
         self._unread = self._table.open(self.unfinished, len(requests), params.logprobs)
+        self._unread.says_versions = says_versions
         self._finder = finder
         if finder is not None:
             self._unread.end_some = self._end_some
@@ -126,16 +131,6 @@ class Stream(AbstractContextManager["Stream"]):
     def number_of(self, part: Part, index: int) -> int:
         """Return the number, in a step's rows, of a completion that has this index in a part."""
         return self._first + part.place * self.n + part.sample(index)
-
-    @property
-    def says_versions(self) -> bool:
-        """Whether its tokens come with the versions of the weights that made them. Set before
-        anything comes."""
-        return self._unread.says_versions
-
-    @says_versions.setter
-    def says_versions(self, says_versions: bool) -> None:
-        self._unread.says_versions = says_versions
 
     def keep(self) -> None:
         """Have the tokens that come until the next `wait` kept, and not handed out."""
@@ -247,7 +242,7 @@ class Stream(AbstractContextManager["Stream"]):
         place = part.place
         if self._streams.spread.count > 1:
             output = self._of_whole(part, output)
-        if self.says_versions and not output.versions:
+        if self._unread.says_versions and not output.versions:
             versions = np.full(len(output.token_ids) // 4, version, "<i4").tobytes()
             output = msgspec.structs.replace(output, versions=versions)
         if output.index != PROMPT:
@@ -403,11 +398,18 @@ class Streams:
     def has_request(self, request_id: str) -> bool:
         return request_id in self._places
 
-    def open(self, requests: Sequence[Request], finder: Finder | None = None) -> Stream:
+    def open(
+        self,
+        requests: Sequence[Request],
+        says_versions: bool = False,
+        finder: Finder | None = None,
+    ) -> Stream:
         """Send requests of the same n, whose ids are not in use; the caller closes the stream.
-        `finder` says where completions end before the engine ends them.
+        `says_versions`: each token comes with the version of the weights that made it. `finder`
+        says where completions end before the engine ends them.
+
         Raises InvalidRequest or Overloaded when there are too many completions at once."""
-        stream = Stream(self, requests, finder)
+        stream = Stream(self, requests, says_versions, finder)
         self.by_number[stream.number] = stream
         for part in chain(*stream.parts):
             self.submit(stream, part)

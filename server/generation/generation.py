@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +37,7 @@ _ERROR, _LENGTH = REASONS.index("error"), REASONS.index("length")
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
 
-Attach = Callable[[Stream], AbstractContextManager[None]]
+Attach = Callable[[Stream], AbstractContextManager[object]]
 """Makes a context in which a stream's tokens may be handed out."""
 
 
@@ -147,7 +147,7 @@ class Generation:
         return self._selection.samples() if self._says_samples else UNSET
 
     async def run(
-        self, client: EngineClient, at_once: int = AT_ONCE, attach: Attach | None = None
+        self, client: EngineClient, at_once: int = AT_ONCE, attach: Attach = nullcontext
     ) -> AsyncGenerator[Tokens, None]:
         """Yield the new tokens of samples, of `at_once` at most; to be iterated once. `attach` may
         take tokens of its stream that then are not yielded.
@@ -162,14 +162,11 @@ class Generation:
         )
         if not requests:
             return
-        with ExitStack() as opened:
-            finder = self.detokenizer.finder
-            stream = self.stream = opened.enter_context(
-                client.open(requests, self.request.return_weight_versions, finder)
-            )
-            if attach is not None:
-                opened.enter_context(attach(stream))
-            only_ended = wants_whole(self.request) and not (self.request.stream and finder)
+        finder = self.detokenizer.finder
+        only_ended = wants_whole(self.request) and not (self.request.stream and finder)
+        opened = client.open(requests, self.request.return_weight_versions, finder)
+        with opened as stream, attach(stream):
+            self.stream = stream
             while stream.unfinished:
                 await stream.wait()
                 delivery = stream.read_new(only_ended)

@@ -28,7 +28,7 @@ from srm.errors import IdInUse, InvalidRequest, RequestError
 from srm.server import metrics
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner, of_current_request
-from srm.server.generation.generation import AT_ONCE, Generation
+from srm.server.generation.generation import AT_ONCE, Attach, Generation
 from srm.server.generation.read_ahead import read_ahead
 from srm.server.http.bodies import json_reply, read_body
 from srm.server.http.request_log import CURRENT
@@ -98,7 +98,7 @@ class Responder:
         if generation.request.stream_whole:
             source, render = self._whole_choices(generation), renderer.whole_events
         else:
-            attach = None
+            attach: Attach = nullcontext
             if self._writer is not None and renderer.may_be_written:
                 attach = partial(self._writer.writing, outlet)
             source = generation.run(self._client, renderer.at_once, attach)

@@ -51,7 +51,7 @@ class Engine:
         self.heard: list[ToEngine] = []
         self.streams = Streams(self.heard.append)
         requests = [request(name, emit=emit) for name in "ab"]
-        self.stream: Stream = self.streams.open(requests, finder)
+        self.stream: Stream = self.streams.open(requests, finder=finder)
         self.requests = [value for value in self.heard if isinstance(value, Request)]
         self.heard.clear()
 

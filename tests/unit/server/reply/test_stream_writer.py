@@ -413,27 +413,9 @@ async def test_what_comes_while_a_client_does_not_read_is_one_event(text: Text) 
     assert texts(replies[1]) == [" the", " the", " cat", " mat", " the", " cat"]
 
 
-@pytest.mark.parametrize("num_turns", range(12))
-async def test_writes_first_what_came_during_a_pause(served: Served, num_turns: int) -> None:
-    reply, _ = await served.ask(stop=["cat m"])
-    reply.pause()
-    served.say_each(THE)
-    await turns()
-    served.say_each(CAT)  # the beginning of the stop string, and read though nobody takes it
-    await turns()
-    reply.resume()
-    await turns(num_turns)
-    served.say_each(THE)
-    await turns()
-    served.say_each(THE)
-    assert "".join(texts(reply)) == " the cat the the"
-    assert reply.num_written
-
-
 @pytest.mark.parametrize("num_turns", range(4))
-@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"prompt_logprobs": 0, "stop": ["?"]}])
-async def test_begins_behind_scores(served: Served, fields: dict[str, Any], num_turns: int) -> None:
-    reply, _ = await served.ask(prompt=[[5], [6, 7]], **fields)
+async def test_begins_behind_scores(served: Served, num_turns: int) -> None:
+    reply, _ = await served.ask(prompt=[[5], [6, 7]], prompt_logprobs=0)
     served.say_each(THE)
     await turns()
     served.say_each(CAT)
