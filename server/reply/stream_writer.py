@@ -61,16 +61,6 @@ class Outlet:
         assert stream is not None
         return stream
 
-    def write(self, events: bytes) -> None:
-        """Send events as one chunk of HTTP. An unforeseen error ends the request, and its task logs
-        it: the bug that one request meets is not to silence the others of the process."""
-        assert self.connection is not None
-        try:
-            if not self.connection.write(b"%x\r\n%b\r\n" % (len(events), events)):
-                self.stream.keep()
-        except Exception as error:  # noqa: BLE001 - its task logs it
-            self.stream.fail(error)
-
 
 class _Choice:
     """A choice whose events may be written here."""
@@ -147,22 +137,23 @@ class StreamWriter:
             outlet, scores, template = choice.outlet, all_scores.get(at, b""), choice.template
             try:
                 if template is None or scores is None:
-                    is_plain, template, scores = False, None, b""
+                    template, scores, is_plain = None, b"", False
                 else:
                     is_plain = text and not choice.text.is_pending and choice.kinds[token] == CLEAN
-                if not is_plain and choice.finder and choice.finder.add(choice.index, token):
-                    events = outlet.renderer.events(_row(tokens, at, choice, STOP))
+                if is_plain:
+                    if scores:
+                        choice.text.num_characters += num_characters[token]
+                elif choice.finder and choice.finder.add(choice.index, token):
+                    template, events = None, outlet.renderer.events(_row(tokens, at, choice, STOP))
                     outlet.stream.stop(np.array([choice.index]))
                 elif template is None:
                     events = outlet.renderer.events(_row(tokens, at, choice))
                     choice.renew()
                 else:
-                    if not is_plain:
-                        text = escape(choice.text.add_token(token))
-                        if scores:
-                            choice.text.offsets(token.to_bytes(4, "little"))
-                    elif scores:
-                        choice.text.num_characters += num_characters[token]
+                    text = escape(choice.text.add_token(token))
+                    if scores:
+                        choice.text.offsets(token.to_bytes(4, "little"))
+                if template is not None:
                     begin, before_scores, end, has_counts = template
                     choice.detokenizer.num_tokens += 1
                     if not (text or scores):
@@ -203,12 +194,17 @@ class StreamWriter:
 
 
 def _send(written: dict[Outlet, bytes]) -> None:
-    """Send each stream's events."""
+    """Send each stream's events as one chunk of HTTP. An error ends its request alone."""
     now, waited = time.monotonic(), []
     for outlet, events in written.items():
         waited.append(now - outlet.last_sent)
         outlet.last_sent = now
-        outlet.write(events)
+        chunk = b"%x\r\n%b\r\n" % (len(events), events)
+        try:
+            if not outlet.connection.write(chunk):  # type: ignore[union-attr]  # see `writing`
+                outlet.stream.keep()
+        except Exception as error:  # noqa: BLE001 - its task logs it
+            outlet.stream.fail(error)
     # As many calls of `observe` would do, all at once.
     histogram = metrics.INTER_TOKEN_LATENCY
     places = np.searchsorted(histogram._upper_bounds, waited)
