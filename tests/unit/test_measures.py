@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,11 +58,3 @@ MOST = {
 def test_the_tree_is_no_larger_than_was_granted() -> None:
     measured = measure()
     assert not {name: measured[name] for name, most in MOST.items() if measured[name] > most}
-
-
-def test_a_stream_is_followed_from_its_request_to_the_device_and_back() -> None:
-    printed = subprocess.check_output([sys.executable, "-m", "tests.tools.road"], cwd=ROOT)
-    ways = json.loads(printed)
-    assert {*ways} == {"files", "in", "engine", "back"}
-    assert all(1 < files < functions > deepest for files, functions, deepest in
-               (ways["in"], ways["engine"], ways["back"]))  # fmt: skip
