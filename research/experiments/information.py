@@ -35,7 +35,7 @@ from research.experiments.harness.runner import (
     values_of,
 )
 from research.experiments.harness.settings import ExperimentSettings
-from srm.training.huggingface.units_srm import CHUNK
+from srm.training.huggingface.units_srm import Places
 from srm.training.loop import TrainingBatches
 from srm.training.model import SRM, LanguageModel
 
@@ -97,8 +97,9 @@ class Settings(ExperimentSettings, frozen=True):
 
 def hidden(model: LanguageModel, x: Tensor) -> Tensor:
     """Return the input of the output layer, [rows, length, d], for embedded tokens x."""
+    places = Places(slice(x.shape[1]))
     for block in model.mixer_blocks:
-        x = block(x, CHUNK) if isinstance(model, SRM) else block(x)
+        x = block(x, places)[0] if isinstance(model, SRM) else block(x)
     normed: Tensor = dict(model.named_children()).get("norm", nn.Identity())(x)
     return normed
 
