@@ -9,7 +9,7 @@ import msgspec
 
 from srm import logs
 from srm.engine.device.libc import keep_freed_memory, wait_busily_for_less
-from srm.engine.device.runner import ModelRunner
+from srm.engine.device.runner import make_runner
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
 from srm.engine.process.weights_note import first_weights, started_folder
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         weights, note = first_weights(config, load_checkpoint)
         own = msgspec.structs.replace(config, model=started_folder(config))
         weights = with_ends_of(own.model, weights)
-        runner = ModelRunner(weights, config)
+        runner = make_runner(weights, config)
         collect_rarely()
         named = note.fingerprint, note.weights_version, note.label
         engine = Engine(weights.config, runner, own, *named)

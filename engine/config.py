@@ -288,8 +288,15 @@ Dtype = Literal["float32", "bfloat16", "float8"]
 FLOAT8_MULTIPLES = (512, 256)
 """Numbers that a matrix's inputs and outputs must be multiples of in float8."""
 ProductSetting = Literal["auto", "own", "plain"]
-AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
+Device = Literal["cpu", "gpu", "torch:cuda", "torch:cpu"]
+AUTO_DTYPES: dict[str, Dtype] = {
+    "cpu": "float32",
+    "gpu": "bfloat16",
+    "torch:cuda": "bfloat16",
+    "torch:cpu": "float32",
+}
 """The dtype that `auto` stands for on each device."""
+PLAIN_DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 CPU_STEP_ROWS = 2_048
 """The `max_step_rows` that 0 stands for on a CPU; on a GPU it depends on the model's width."""
 CPU_PREFILL_STEP_TOKENS = 512
@@ -318,8 +325,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: Path = DEMO_MODEL
     """Folder with config.json, model.safetensors and tokenizer.json."""
-    device: Literal["cpu", "gpu"] = "cpu"
-    """Device that the model runs on: the processor, or a GPU."""
+    device: Device = "cpu"
+    """Device that the model runs on: the processor or a GPU, by MAX; torch:cuda is a GPU of any
+    make by PyTorch, torch:cpu the processor by PyTorch."""
     devices: tuple[int, ...] = ()
     """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as many as
     needed."""
@@ -402,21 +410,29 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if not getattr(self, name) >= least:  # nor NaN
                     raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         check_max_logprobs(self.max_logprobs)
-        if self.devices and self.device == "cpu":
+        if self.devices and not self.on_gpu:
             raise ValueError(
-                f"devices must be empty where device is cpu, got {self.devices}; use device = gpu"
+                f"devices must be empty where device is {self.device}, got {self.devices}; use "
+                "device = gpu"
             )
         if len(set(self.devices)) < len(self.devices) or any(device < 0 for device in self.devices):
             raise ValueError(f"devices must be different numbers from 0 on, got {self.devices}")
-        allowed = {"cpu": "auto, float32 or bfloat16", "gpu": "auto, bfloat16 or float8"}
-        if (self.device, self.dtype) in {("gpu", "float32"), ("cpu", "float8")}:
+        allowed = ("auto", *(("bfloat16", "float8") if self.device == "gpu" else PLAIN_DTYPES))
+        if self.dtype not in allowed:
             raise ValueError(
-                f"dtype must be {allowed[self.device]} where device is {self.device}, "
-                f"got {self.dtype}"
+                f"dtype must be {', '.join(allowed[:-1])} or {allowed[-1]} where device is "
+                f"{self.device}, got {self.dtype}"
             )
-        if self.device == "gpu" and self.max_step_rows > GPU_STEP_ROWS:
+        if self.device.startswith("torch:"):
+            for name, default in (("product", "auto"), ("graphs_dir", "")):
+                if (value := getattr(self, name)) != default:
+                    raise ValueError(
+                        f"{name} must be {default or 'empty'} where device is {self.device}, got "
+                        f"{value}"
+                    )
+        if self.on_gpu and self.max_step_rows > GPU_STEP_ROWS:
             raise ValueError(
-                f"max_step_rows must be at most {GPU_STEP_ROWS} where device is gpu, got "
+                f"max_step_rows must be at most {GPU_STEP_ROWS} where device is {self.device}, got "
                 f"{self.max_step_rows}"
             )
         if 0 < self.max_step_tokens <= max(self.max_step_rows, 1):
@@ -430,6 +446,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not (self.step_timeout_s == 0 or 1 <= self.step_timeout_s <= 1e6):
             raise ValueError(f"step_timeout_s must be 0, or 1 … 1000000, got {self.step_timeout_s}")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device has memory of its own."""
+        return self.device in ("gpu", "torch:cuda")
 
     @property
     def compute_dtype(self) -> Dtype:
@@ -460,13 +481,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         most = GPU_VALUES // widest - 1  # and one row that `engine.steps.batch.padded` may add
         if rows == 0:
             gpu_rows = max(1, min(GPU_STEP_VALUES // model.d_model, GPU_STEP_ROWS, most // 2))
-            rows = CPU_STEP_ROWS if self.device == "cpu" else gpu_rows
+            rows = gpu_rows if self.on_gpu else CPU_STEP_ROWS
             rows = min(rows, tokens // 2) if tokens else rows
         tokens = tokens or 2 * rows
-        if self.device == "gpu" and tokens > most:
+        if self.on_gpu and tokens > most:
             raise ConfigError(
-                f"max_step_tokens must be at most {most} where device is gpu and a token has "
-                f"{widest} values in a matrix, got {tokens}"
+                f"max_step_tokens must be at most {most} where device is {self.device} and a token "
+                f"has {widest} values in a matrix, got {tokens}"
             )
         if self.prefill_step_tokens > tokens:
             raise ConfigError(
@@ -478,7 +499,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def prefill_step_limit(self, model: ModelConfig) -> int:
         """Most tokens of a step that feeds prompts: as set, or chosen where the setting is 0."""
         _, tokens = self.step_limits(model)
-        if self.prefill_step_tokens or self.device == "gpu":
+        if self.prefill_step_tokens or self.on_gpu:
             return self.prefill_step_tokens or tokens
         narrow = CPU_PREFILL_STEP_VALUES // model.d_model
         return min(max(CPU_PREFILL_STEP_TOKENS, narrow), tokens)

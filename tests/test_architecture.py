@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.client": _ENGINE,
     "engine.state": _ENGINE,
     "engine.weights": _ENGINE,
+    "engine.pytorch": (*_ENGINE, "engine.state", "engine.weights"),
     "engine.device": (*_ENGINE, "engine.state", "engine.weights"),
     "engine.scheduler": (*_ENGINE, "engine.state"),
     "engine.process": (*_ENGINE, "engine.state", "engine.weights", "engine.scheduler"),
@@ -110,7 +111,7 @@ it."""
 MAY_IMPORT_LIBRARY = {
     "transformers": ("training.huggingface", "research.bench.peers.programs"),
     "max": ("engine.device", "research.bench.engine", "research.bench.gpu", "research.bench.peaks"),
-    "torch": ("training", "research.experiments", "research.bench.model"),
+    "torch": ("engine.pytorch", "training", "research.experiments", "research.bench.model"),
     "ray": ("deploy.ray", "srm.verl"),
     "llguidance": ("engine.constraints", "server.text.constraint_process"),
     "tokenizers": (

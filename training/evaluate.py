@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from srm.engine.config import EngineConfig
-from srm.engine.device.runner import ModelRunner
+from srm.engine.device.runner import make_runner
 from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
@@ -79,7 +79,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     weights = load_checkpoint(config.model)
     tokenizer = read_tokenizer(config.model / "tokenizer.json")
     engine_config = EngineConfig(model=config.model)
-    engine = Engine(weights.config, ModelRunner(weights, engine_config), engine_config)
+    engine = Engine(weights.config, make_runner(weights, engine_config), engine_config)
     prompts = [tokenizer.encode(problem.prompt).ids for problem in drawn]
 
     greedily = SamplingParams(max_tokens=COMPLETION_TOKENS, temperature=0.0)

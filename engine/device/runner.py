@@ -12,6 +12,7 @@ import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,15 @@ from srm.engine.device.model import MATRICES, NORMED, SCALARS
 from srm.engine.device.processor import compile_for_level, warn_of_emulation
 from srm.engine.device.products import FLOAT8, Product, choose_product, folds_norms
 from srm.engine.device.slot_copies import SlotCopies
-from srm.engine.device.state_pool import StatePool, count_slots, spare_slots
+from srm.engine.device.state_pool import StatePool, free_memory
 from srm.engine.device.telemetry import turn_off_telemetry
+from srm.engine.state.slot_counts import count_slots
 from srm.engine.steps.batch import (
     I64,
     NO_EDITS,
     NO_SCORES,
     Batch,
+    Runner,
     Scores,
     SlotStates,
     StepResult,
@@ -87,7 +90,7 @@ class ModelRunner:
         max_logprobs = config.logprobs_limit(weights.config)
         self.device = open_device(config.device, *config.devices)
         if config.num_slots:  # refuse too many slots before anything is compiled
-            count_slots(config, weights.config, self.device)
+            count_slots(config, weights.config, free_memory(config, weights.config, self.device))
         warn_of_emulation(config.device, config.compute_dtype)
         self.dtype = graph_dtype(config.compute_dtype)
         shipped = Path(config.graphs_dir or RELEASED_GRAPHS).expanduser()
@@ -103,9 +106,10 @@ class ModelRunner:
             width = weights.config.state_width
             copies = SlotCopies(self._session, cache.slots(), width, self.device)
         self.use_weights(self.bind_weights(weights))
-        self.num_slots = count_slots(config, weights.config, self.device)
+        free = free_memory(config, weights.config, self.device)
+        self.num_slots = count_slots(config, weights.config, free)
         num_slots = self.num_slots + config.prefix_slots
-        num_pool_slots = num_slots + spare_slots(self.device)
+        num_pool_slots = num_slots + config.on_gpu
         self._pool = StatePool(weights.config, num_pool_slots, self.device, copies)
         on_gpu = not self.device.is_host
         self._gpu_steps = GpuSteps(self.device, self._pool, num_slots) if on_gpu else None
@@ -180,6 +184,22 @@ class ModelRunner:
             Scores(*(score.to_numpy() for score in scores)) if len(batch.score_rows) else NO_SCORES
         )
         return StepResult(tokens.to_numpy(), logprobs.to_numpy(), scored)
+
+
+def make_runner(weights: Weights, config: EngineConfig) -> Runner:
+    """Return the runner of `config.device`. Raises ConfigError if there is no such device, and
+    where PyTorch is wanted and not installed."""
+    if not config.device.startswith("torch:"):
+        return ModelRunner(weights, config)
+    try:
+        module = import_module("srm.engine.pytorch.runner")  # which nobody else needs torch for
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"device = {config.device} needs PyTorch, which is not installed ({error}): "
+            "pip install torch, in the build for this GPU"
+        ) from None
+    runner: Runner = module.TorchRunner(weights, config)
+    return runner
 
 
 def open_device(kind: str, *numbers: int) -> Device:

@@ -1,11 +1,6 @@
-"""The device's memory of every sequence: one row per slot, `[slot][layer][unit][channel]`.
-
-Also decides how many slots there can be, which the host's memory limits too.
-"""
+"""The device's memory of every sequence: one row per slot, `[slot][layer][unit][channel]`."""
 
 from __future__ import annotations
-
-import logging
 
 import numpy as np
 from max.driver import Buffer, Device
@@ -13,18 +8,10 @@ from max.dtype import DType
 
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.device.slot_copies import SlotCopies
-from srm.engine.state.slots import SlotTable
+from srm.engine.state.slot_counts import GIB, slot_bytes
 from srm.engine.state.tables import TABLE_ENTRIES
 from srm.engine.steps.batch import I64, SAMPLING, Batch, SlotStates
 from srm.errors import ConfigError
-from srm.memory import available_memory
-
-log = logging.getLogger(__name__)
-
-CPU_SLOTS = 16_384
-"""Most slots on a CPU where the number is not set: other programs use the computer too."""
-MAX_SLOTS = 2**31 - 1  # a slot is an int32
-GIB = 2**30
 
 
 class StatePool:
@@ -83,14 +70,13 @@ class StatePool:
         self.last_token.to_numpy()[slots] = states.last_tokens
 
 
-def spare_slots(device: Device) -> int:
-    """Number of slots that no sequence gets, for the rows that `engine.steps.batch.padded` adds."""
-    return 0 if device.is_host else 1
-
-
-def slot_bytes(config: ModelConfig) -> int:
-    """Bytes the device keeps of one sequence: its states, its last token and how it samples."""
-    return 4 * (config.state_width + 1) + SAMPLING.itemsize
+def free_memory(config: EngineConfig, model: ModelConfig, device: Device) -> int | None:
+    """Return the bytes that are free on a GPU besides tables and the workspaces of two steps, since
+    one is enqueued while the other runs; None for a CPU."""
+    if device.is_host:
+        return None
+    free = int(device.stats["free_memory"]) - 2 * gpu_workspace_bytes(config, model)
+    return free - 2 * TABLE_ENTRIES
 
 
 def gpu_workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
@@ -104,54 +90,6 @@ def gpu_workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
     _, tokens = config.step_limits(model)
     activations = 2 * (5 * model.d_model + 4 * model.d_model + model.vocab_size)
     return tokens * (activations + 8 * config.logprobs_limit(model))
-
-
-def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
-    """Return `num_slots` if it fits, or, if it is 0, as many as `memory_fraction` of memory holds.
-
-    A slot counts as if its sequence filled the context; `prefix_slots` come on top of them, and on
-    a GPU tables and the workspaces of two steps, since one is enqueued while the other runs. Raises
-    ConfigError if too many are wanted; beside a GPU, too little memory of the host for `num_slots`
-    that are set is a warning: what an array takes it takes as it is used.
-    """
-    on_device, on_host = slot_bytes(model), SlotTable(1, model.n_ctx).nbytes
-    for_prefixes = (config.prefix_slots + spare_slots(device)) * on_device
-    if device.is_host:
-        needs = [("memory", on_device + on_host, available_memory() - for_prefixes)]
-    else:
-        free = int(device.stats["free_memory"]) - 2 * gpu_workspace_bytes(config, model)
-        free -= 2 * TABLE_ENTRIES
-        needs = [
-            ("device memory", on_device, free - for_prefixes),
-            ("host memory", on_host, available_memory()),
-        ]
-    fitting = min(int(config.memory_fraction * free) // size for _, size, free in needs)
-    most = CPU_SLOTS if device.is_host else MAX_SLOTS
-    num_slots = config.num_slots or max(1, min(fitting, config.max_slots or most))
-    largest = max(0, min(free // size for _, size, free in needs))
-    for name, size, free in needs:
-        if num_slots * size <= free:
-            continue
-        if name == "host memory" and config.num_slots:  # it may grow as it is used
-            log.warning(
-                "num_slots = %d: if every sequence fills its context, they take %.1f GiB of the "
-                "host's memory, and %.1f GiB are free now",
-                *(num_slots, num_slots * size / GIB, max(free, 0) / GIB),
-            )
-        else:
-            raise ConfigError(
-                f"num_slots = {num_slots} does not fit, at most {largest} do: "
-                f"a slot takes {size:,} bytes of {name}, "
-                f"and {max(free, 0) / GIB:.2f} GiB are free besides "
-                f"prefix_slots = {config.prefix_slots}"
-                + ("" if device.is_host else " and two steps")
-            )
-    log.info(
-        "%d slots of %d bytes for states (%.2f GiB) and up to %d bytes of the host's (%.2f GiB)",
-        *(num_slots, on_device, num_slots * on_device / GIB),
-        *(on_host, num_slots * on_host / GIB),
-    )
-    return num_slots
 
 
 def _zeros(

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from srm.engine.config import DEMO_MODEL, EngineConfig
-from srm.engine.device.runner import ModelRunner
+from srm.engine.device.runner import make_runner
 from srm.engine.messages import SamplingParams, count_alternatives
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
@@ -74,7 +74,7 @@ class Engine:
         given = {name: _plain(value) for name, value in settings.items()}
         config = build_struct(EngineConfig, {"model": Path(model), **given}, "Engine", strict=True)
         weights = load_checkpoint(config.model)
-        runner = ModelRunner(weights, config)
+        runner = make_runner(weights, config)
         steps = SteppedEngine(weights.config, runner, config, weights.fingerprint)
         self._take(steps, config, runner.close)
 

@@ -273,7 +273,8 @@ class Launched(Protocol):
 
 
 class Runner(Protocol):
-    """Runs batches: `engine.device.runner.ModelRunner` and `tests.kit.engines.numpy_runner`."""
+    """Runs batches: `engine.device.runner.ModelRunner`, `engine.pytorch.runner.TorchRunner` and
+    `tests.kit.engines.numpy_runner`."""
 
     @property
     def num_slots(self) -> int:
@@ -305,4 +306,8 @@ class Runner(Protocol):
     def use_weights(self, bound: Any) -> None:
         """Use what `bind_weights` returned from the next step on. All steps launched have been
         waited for."""
+        ...
+
+    def close(self) -> None:
+        """Let the steps under way finish, and stop."""
         ...

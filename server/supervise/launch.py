@@ -248,7 +248,7 @@ def _part(config: EngineWiring, number: int, count: int) -> dict[str, object]:
         return {}
     folder = Path(config.snapshot_dir) / f"engine-{number}" if number else config.snapshot_dir
     part: dict[str, object] = {"snapshot_dir": str(folder)}
-    if config.device == "cpu":
+    if not config.on_gpu:
         return part | {"memory_fraction": config.memory_fraction / count}
     return part | {"devices": ((*config.devices, *range(count))[number],)}
 

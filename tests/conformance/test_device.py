@@ -23,8 +23,8 @@ from srm.loadtest.records import RECORDS
 from tests.kit.engines.numpy_runner import F64, feed, in_float64
 from tests.kit.models.demo import engine_on_max, prompts
 
-CASES = {"cpu": "step bf16, logits f32", "gpu": "step bf16"}
-"""What is rounded on each device: on a GPU the logits too."""
+CASES = {"cpu": "step bf16, logits f32", "gpu": "step bf16", "torch:cpu": "step bf16"}
+"""What is rounded on each device: on a GPU, and by PyTorch, the logits too."""
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.device.state_pool import slot_bytes
 from srm.engine.messages import Output, Request
+from srm.engine.state.slot_counts import slot_bytes
 from tests.kit.engines.making import ints, request_of
 from tests.kit.engines.numpy_runner import tiny_weights
 from tests.kit.models.demo import afresh, engine_on_max

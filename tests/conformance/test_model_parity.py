@@ -92,13 +92,14 @@ def test_the_engine_serves_more_than_one_unit_and_taps(name: str, tmp_path: Path
         assert [output.token_ids for output in outputs] == [other.token_ids for other in others]
 
 
-def test_engine_greedy_tokens_are_torchs_for_150_prompts() -> None:
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+def test_greedy_tokens_are_the_torch_models_for_150_prompts(device: str) -> None:
     """Where torch's own two best logits are too near to tell apart, either will do."""
     model, rng, count, new = load_model(DEMO_MODEL), np.random.default_rng(5), 150, 24
     lengths = rng.integers(1, 40, count)
     prompts = [rng.integers(2, model.config.vocab_size, n).tolist() for n in lengths]
     params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
-    with engine_on_max(num_slots=1024) as engine:
+    with engine_on_max(num_slots=1024, device=device) as engine:
         outputs = engine.generate(prompts, params)
     result = np.stack([np.frombuffer(output[0].token_ids, "<i4") for output in outputs])
     texts, state = np.zeros((count, lengths.max() + new), np.int64), model.empty_state(count)

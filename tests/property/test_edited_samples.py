@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -17,8 +20,9 @@ from tests.kernels import oracle
 from tests.kit.bodies.edit_strategies import wanted
 from tests.kit.bodies.edited import F64, edited
 from tests.kit.engines.making import engine_of, ints, request_of
-from tests.kit.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
+from tests.kit.engines.numpy_runner import TINY, feed, tiny_weights
 from tests.kit.engines.strategies import configs, constrained, constraints, tokens
+from tests.kit.engines.torch_runner import RUNNERS
 from tests.kit.models.tiny_tokenizer import tiny_folder
 
 GRAMMARS = Grammars(TINY, tiny_folder() / "tokenizer.json")
@@ -121,12 +125,17 @@ asked = st.builds(
 )
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
 @settings(max_examples=60)
 @given(st.lists(asked, min_size=1, max_size=3), configs(min_waiting=20), st.booleans())
 def test_samples_are_those_of_a_plain_loop(
-    given: list[Request], config: EngineConfig, is_overlapped: bool
+    runner: str, given: list[Request], config: EngineConfig, is_overlapped: bool
 ) -> None:
-    engine = Engine(TINY, NumpyRunner(WEIGHTS, config.num_slots, config.prefix_slots), config)
+    with closing(RUNNERS[runner](WEIGHTS, config.num_slots, config.prefix_slots)) as running:
+        compare_with_a_plain_loop(given, Engine(TINY, running, config), is_overlapped)
+
+
+def compare_with_a_plain_loop(given: list[Request], engine: Engine, is_overlapped: bool) -> None:
     try:
         for at, request in enumerate(given):
             engine.add(replace(request, id=str(at)))

@@ -1,13 +1,16 @@
 """Any model of any variant, scheduled in any way, samples and scores as both forms of torch do.
 
-The engine's units, its scheduler and its batches on the numpy runner; `test_feeding` has MAX.
+The engine's units, its scheduler and its batches on the runners of numpy and of PyTorch;
+`test_feeding` has MAX.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +22,7 @@ from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
 from srm.training.model import SRM
 from tests.kit.engines import strategies
-from tests.kit.engines.numpy_runner import NumpyRunner
+from tests.kit.engines.torch_runner import RUNNERS
 from tests.kit.models.variants import configs
 
 TOLERANCE = 1e-5
@@ -55,10 +58,10 @@ def cases(draw: st.DrawFn) -> Case:
 schedules = strategies.configs()
 
 
-def serve(case: Case, schedule: EngineConfig, prompts: list[list[int]]) -> list[list[Output]]:
+def serve(case: Case, schedule: EngineConfig, runner: str) -> list[list[Output]]:
     weights = fold(case.config, random_tensors(case.config, case.seed), "")
-    runner = NumpyRunner(weights, schedule.num_slots, schedule.prefix_slots)
-    return Engine(case.config, runner, schedule).generate(prompts, case.params)
+    with closing(RUNNERS[runner](weights, schedule.num_slots, schedule.prefix_slots)) as running:
+        return Engine(case.config, running, schedule).generate(case.prompts, case.params)
 
 
 def read_tokens(outputs: list[Output]) -> tuple[list[int], list[float]]:
@@ -77,14 +80,17 @@ def both_forms(model: SRM, ids: torch.Tensor) -> list[torch.Tensor]:
     return [model(ids[None])[0], torch.stack(results)]
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
 @settings(max_examples=40)
 @given(case=cases(), schedule=schedules)
-def test_tokens_and_scores_are_those_of_both_forms(case: Case, schedule: EngineConfig) -> None:
+def test_tokens_and_scores_are_those_of_both_forms(
+    runner: str, case: Case, schedule: EngineConfig
+) -> None:
     model = SRM(case.config)
     tensors = random_tensors(case.config, case.seed)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
     model.double()
-    for prompt, outputs in zip(case.prompts, serve(case, schedule, case.prompts), strict=True):
+    for prompt, outputs in zip(case.prompts, serve(case, schedule, runner), strict=True):
         tokens, logprobs = read_tokens(outputs)
         assert tokens[: len(prompt) - 1] == prompt[1:]
         room = case.config.n_ctx - len(prompt) + 1

@@ -45,10 +45,10 @@ def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
 
 
 MOST = {
-    "lines: product": 71_700,
-    "lines: research and deploy": 16_150,
-    "lines: tests": 69_100,
-    "words by hand": 41_700,
+    "lines: product": 72_090,
+    "lines: research and deploy": 13_060,
+    "lines: tests": 68_990,
+    "words by hand": 42_090,
     "entries at the top": 27,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""

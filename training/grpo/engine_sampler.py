@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.device.runner import GPU_MEMORY, ModelRunner
+from srm.engine.device.runner import GPU_MEMORY, make_runner
 from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.weights import Weights, fold
@@ -59,7 +59,7 @@ def engine_sampler(
     if config.device == "gpu":
         os.environ.setdefault(variable, str(round(100 * gpu_memory)))
     weights = folded(model, tensors, version)
-    runner = ModelRunner(weights, config)
+    runner = make_runner(weights, config)
     engine = Engine(model, runner, config, weights.fingerprint, weights_version=version)
     return EngineSampler(engine, runner.close)
 

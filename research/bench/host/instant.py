@@ -78,6 +78,9 @@ class InstantStep:
     def wait(self) -> StepResult:
         return self._result
 
+    def close(self) -> None:
+        pass
+
 
 def main(argv: list[str]) -> int:
     """Serve until told to stop; return the exit code."""

@@ -32,7 +32,7 @@ from research.bench.frame import Record, Settings, random_shape, run, table
 from research.bench.host.serving import serving
 from research.bench.server.load import send
 from srm.engine.config import DEMO_MODEL, EngineConfig
-from srm.engine.device.runner import ModelRunner
+from srm.engine.device.runner import make_runner
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
@@ -165,7 +165,7 @@ def engine_rates(burst: _Burst) -> list[float]:
     """Measure the engine's tokens a second in each repetition, after a small burst to warm up."""
     weights = load_checkpoint(burst.model)
     settings = EngineConfig(dtype=burst.dtype, prefix_cache=False)
-    engine = Engine(weights.config, ModelRunner(weights, settings), settings)
+    engine = Engine(weights.config, make_runner(weights, settings), settings)
     shape = (1 + burst.repetitions, burst.requests, burst.prompt_tokens)
     prompts = np.random.default_rng(0).integers(2, weights.config.vocab_size, shape).tolist()
     params = SamplingParams(n=burst.n, max_tokens=burst.max_tokens, ignore_eos=True)

@@ -94,6 +94,9 @@ class NumpyRunner:
         assert not self._launched, "a step of the weights before is under way"
         self._weights = bound
 
+    def close(self) -> None:
+        self._run_all()
+
     def _run_all(self) -> None:
         if self._launched:
             self.run_until(self._launched[-1])

@@ -11,7 +11,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from srm.engine.config import DEMO_MODEL, EngineConfig
-from srm.engine.device.runner import ModelRunner
+from srm.engine.device.runner import make_runner
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.weights import Weights
@@ -29,7 +29,7 @@ def engine_on_max(weights: Weights | None = None, /, **settings: Any) -> Iterato
     weights = weights or load_checkpoint(DEMO_MODEL)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     config = load(EngineConfig, flags, {})
-    runner = ModelRunner(weights, config)
+    runner = make_runner(weights, config)
     yield Engine(weights.config, runner, config)
     runner.close()
 

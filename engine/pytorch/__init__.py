@@ -1,0 +1,1 @@
+"""The model in PyTorch, for devices that the step graphs of MAX do not serve."""
