@@ -68,6 +68,9 @@ class InstantRunner:
     def use_weights(self, bound: Weights) -> None:
         """Do nothing."""
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class InstantStep:
     """A step that is done when it is launched."""
@@ -77,9 +80,6 @@ class InstantStep:
 
     def wait(self) -> StepResult:
         return self._result
-
-    def close(self) -> None:
-        pass
 
 
 def main(argv: list[str]) -> int:
