@@ -67,7 +67,8 @@ class EngineClient:
         self.engines = [
             EngineConnection(
                 *(endpoint, heartbeat_s, engine_timeout_s),
-                *(self.streams.receive, partial(self._change, engine_index), len(endpoints) > 1),
+                *(self.streams.receive, self.streams.settle, partial(self._change, engine_index)),
+                renews=len(endpoints) > 1,
                 label=str(engine_index) if len(endpoints) > 1 else "",
             )
             for engine_index, endpoint in enumerate(endpoints)

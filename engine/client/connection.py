@@ -46,11 +46,13 @@ class EngineConnection:
         heartbeat_s: float,
         engine_timeout_s: float,
         receive: Callable[[Outputs | Refusal | Done], None],
+        settle: Callable[[], None],
         changed: Callable[[str], None],
         renews: bool = False,
         label: str = "",
     ) -> None:
-        """`receive` is given what concerns requests; `changed` is called for each new status, with
+        """`receive` is given what concerns requests, and `settle` called behind all that came
+        together; `changed` is called for each new status, with
         an empty text, and with the reason when the engine is lost. `label` is that of its metrics.
 
         `renews`: no message comes any more from an engine that was taken for gone, and messages
@@ -59,7 +61,8 @@ class EngineConnection:
         self._endpoint = endpoint
         self._heartbeat_s = heartbeat_s
         self.engine_timeout_s = engine_timeout_s
-        self._hand_on, self._changed, self._renews = receive, changed, renews
+        self._hand_on, self._settle, self._changed = receive, settle, changed
+        self._renews = renews
         self._label = label
         self._is_connected = False
         self.losses = 0
@@ -184,17 +187,8 @@ class EngineConnection:
             ready = dict(await poller.poll())
             # Messages first: what the engine said before it hung up is worth more than that it did.
             while not inbox.closed and int(inbox.get(zmq.EVENTS)) & zmq.POLLIN:
-                for _ in range(MAX_INBOX):
-                    try:
-                        message = self._decoder.decode(inbox.recv(zmq.NOBLOCK))
-                    except zmq.Again:
-                        break
-                    except UNDECODABLE as error:
-                        self._lose(f"the engine said what is no message: {error}")
-                        if self._renews:
-                            return
-                    else:
-                        self.receive(message)
+                if not self._receive_some(inbox):
+                    return
                 await asyncio.sleep(0)
             if monitor in ready:
                 event = (await recv_monitor_message(monitor))["event"]
@@ -206,6 +200,24 @@ class EngineConnection:
                     self._is_connected = True
                     self._asked_at = None  # a question that was lost is not answered
                     self.greet()
+
+    def _receive_some(self, inbox: zmq.Socket[bytes]) -> bool:
+        """Take in some of what came; return whether more is to be read of this socket."""
+        try:
+            for _ in range(MAX_INBOX):
+                try:
+                    message = self._decoder.decode(inbox.recv(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+                except UNDECODABLE as error:
+                    self._lose(f"the engine said what is no message: {error}")
+                    if self._renews:
+                        return False
+                else:
+                    self.receive(message)
+            return True
+        finally:
+            self._settle()
 
     def receive(self, message: FromEngine) -> None:
         """Take in what the engine says, or hand it on."""

@@ -41,11 +41,18 @@ from srm.engine.messages import (
     part_of,
 )
 from srm.engine.steps.batch import I32, I64
-from srm.engine.steps.tokens import U8, Tokens, from_outputs, from_wire, join, step_tokens
+from srm.engine.steps.tokens import (
+    U8,
+    Tokens,
+    from_outputs,
+    from_wire,
+    join,
+    step_tokens,
+)
 from srm.errors import EngineError, EngineUnavailable, SRMError, StepFailed
 
 Send = Callable[[ToEngine], None]
-Write = Callable[[Tokens], None]
+Write = Callable[[Sequence[Tokens]], None]
 STOP = REASONS.index("stop")
 
 
@@ -386,6 +393,7 @@ class Streams:
         """Engine and stream of aborted requests whose engine has not said what it sampled."""
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
+        self._direct: list[Tokens] = []  # of steps that came together, to be written together
 
     def set_writer(self, write: Write) -> None:
         """Have `write` called for each step with the new tokens of streams that are direct; the end
@@ -455,12 +463,19 @@ class Streams:
                 reader.cached_tokens[(number & INDEX) // reader.n] = count
         if message.tokens is not None:
             direct = self.table.put(from_wire(message.tokens), version)
-            if self._write is not None and direct is not None:
-                self._write(direct)
+            if direct is not None:
+                self._direct.append(direct)
         if ends:  # as rows too, so that they come with the tokens before them
             numbers, reasons = np.array(ends).T
             no_tokens = np.full(len(ends), -1, np.int32)
             self.table.put(step_tokens(numbers, no_tokens, reasons.astype(np.uint8)), version)
+
+    def settle(self) -> None:
+        """Write the tokens of streams that are direct, of all steps that were received since the
+        last call: a process that is behind writes once to each connection."""
+        direct, self._direct = self._direct, []
+        if direct and self._write is not None:
+            self._write(direct)
 
     def refuse(self, request_id: str, error: SRMError) -> None:
         """End the stream of this request with this error."""

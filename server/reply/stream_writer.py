@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -66,7 +66,7 @@ class _Choice:
     """A choice whose events may be written here."""
 
     __slots__ = (
-        *("detokenizer", "finder", "index", "kinds", "num_top", "outlet", "scores"),
+        *("detokenizer", "finder", "index", "is_over", "kinds", "num_top", "outlet", "scores"),
         *("template", "text"),
     )
 
@@ -80,6 +80,8 @@ class _Choice:
         self.finder = self.detokenizer.finder
         self.kinds = all_clean if self.finder is None else self.finder.kinds
         self.index = index
+        self.is_over = False
+        """Whether a stop string or an error ended it; more of it may have come meanwhile."""
         self.num_top = num_top
         form = outlet.renderer.form
         self.scores = None if form.request.logprobs is None else form.scores
@@ -99,6 +101,7 @@ class StreamWriter:
         self._pieces = pieces
         self._choices: dict[int, _Choice] = {}  # by stream number
         self._all_clean = bytes([CLEAN]) * len(pieces.json)
+        self._num_scored = 0  # streams that ask for scores
         client.set_writer(self.write)
 
     @contextmanager
@@ -118,15 +121,29 @@ class StreamWriter:
             return True
 
         self._choices.update(choices)
+        is_scored = outlet.renderer.form.request.logprobs is not None
+        self._num_scored += is_scored
         stream.may_hand_out = may_write
         try:
             yield
         finally:
+            self._num_scored -= is_scored
             for number in choices:
                 del self._choices[number]
 
-    def write(self, tokens: Tokens) -> None:
-        """Write the events of one token for each of these streams."""
+    def write(self, steps: Sequence[Tokens]) -> None:
+        """Write the events of one token for each of these streams, of several steps; a stream's are
+        sent together, unless some have scores, which need the text before them."""
+        if len(steps) > 1 and not self._num_scored:
+            columns = zip(
+                *((tokens.owners, tokens.token_ids, tokens.reasons) for tokens in steps),
+                strict=True,
+            )
+            steps = [step_tokens(*map(np.concatenate, columns))]
+        for tokens in steps:
+            self._write_rows(tokens)
+
+    def _write_rows(self, tokens: Tokens) -> None:
         choices, token_ids = self._choices, tokens.token_ids.tolist()
         num_characters = self._pieces.num_characters
         texts = self._pieces.json[tokens.token_ids].tolist()
@@ -135,6 +152,8 @@ class StreamWriter:
         for at, number in enumerate(tokens.owners.tolist()):
             choice, text, token = choices[number], texts[at], token_ids[at]
             outlet, scores, template = choice.outlet, all_scores.get(at, b""), choice.template
+            if choice.is_over:
+                continue
             try:
                 if template is None or scores is None:
                     template, scores, is_plain = None, b"", False
@@ -146,6 +165,7 @@ class StreamWriter:
                 elif choice.finder and choice.finder.add(choice.index, token):
                     template, events = None, outlet.renderer.events(_row(tokens, at, choice, STOP))
                     outlet.stream.stop(np.array([choice.index]))
+                    choice.is_over = True
                 elif template is None:
                     events = outlet.renderer.events(_row(tokens, at, choice))
                     choice.renew()
@@ -163,6 +183,7 @@ class StreamWriter:
                     events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
             except Exception as error:  # noqa: BLE001 - its task logs it
                 outlet.stream.fail(error)
+                choice.is_over = True
                 continue
             if events:
                 written[outlet] = written[outlet] + events if outlet in written else events

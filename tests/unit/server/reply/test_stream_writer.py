@@ -141,8 +141,9 @@ class Served:
         ends: Any = (),
         version: int = 1,
         reason: int = LENGTH,
+        is_last: bool = True,
     ) -> None:
-        """Tokens, by request and completion."""
+        """Tokens, by request and completion; more comes together with them if not `is_last`."""
         numbers = [self.heard[request].stream + index for request, index in entries]
         token_ids = np.array([*entries.values()], "<i4")
         # The token itself is among its alternatives, or not; sometimes there are fewer.
@@ -159,6 +160,8 @@ class Served:
             *((top_ids, (-0.3 * top_ids).astype("<f4")) if is_asked else ()),
         )
         self.client.streams.receive(Outputs([], tokens.to_wire(), weights_version=version))
+        if is_last:
+            self.client.streams.settle()
 
     async def stream(self, tokens: Sequence[int], reason: int = LENGTH, **fields: Any) -> Reply:
         """Ask for a stream whose completions have these tokens, the last of which ends them."""
@@ -289,6 +292,47 @@ async def test_tokens_are_written_in_one_event_each_and_nobody_wakes(served: Ser
     assert texts(replies[1]) == [" the", *4 * [" mat"]]
     assert [reply.num_written for reply in replies] == [3, 4]
     assert REGISTRY.get_sample_value(name) == before + 7
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 0}], ids=["text", "scores"])
+async def test_steps_that_come_together_have_the_events_of_each(
+    served: Served, fields: dict[str, Any]
+) -> None:
+    replies = [(await begun(served, **fields))[0] for _ in range(2)]
+    steps = [{(0, 0): token, (1, 0): MAT} for token in (CAT, CUT, REST, MAT)]
+    for step in steps[:-1]:
+        served.say(step, is_last=False)
+    assert [reply.num_written for reply in replies] == [0, 0]
+    served.say(steps[-1])
+    shown = [text for text in texts(replies[0]) if text]
+    assert shown == [" the", " cat", "é", " mat"]
+    assert texts(replies[1]) == [" the", *4 * [" mat"]]
+    assert len(replies[1].sent) == 1 + (4 if fields else 1)
+    if fields:
+        scores = [event["choices"][0]["logprobs"] for event in replies[0].events]
+        assert [score["text_offset"] for score in scores] == [[0], [4], [8], [8], [9]]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 0}], ids=["text", "scores"])
+async def test_what_comes_behind_a_stop_string_is_dropped(
+    served: Served, fields: dict[str, Any]
+) -> None:
+    reply, task = await begun(served, stop=[" mat"], **fields)
+    for token in (CAT, MAT, CAT):
+        served.say({(0, 0): token}, is_last=False)
+    served.say({(0, 0): THE})
+    await asyncio.wait_for(task, 60)
+    assert "".join(texts(reply)) == " the cat"
+    assert reply.events[-1]["choices"][0]["finish_reason"] == "stop"
+    assert len(served.stopped) == 1
+
+
+async def test_an_end_is_written_behind_what_came_with_it(served: Served) -> None:
+    reply, task = await begun(served)
+    served.say({(0, 0): CAT}, is_last=False)
+    served.say({(0, 0): MAT}, ends={(0, 0)})
+    await asyncio.wait_for(task, 60)
+    assert texts(reply) == [" the", " cat", " mat"]
 
 
 async def test_choices_with_news_are_written_together(served: Served) -> None:
