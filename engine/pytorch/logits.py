@@ -4,7 +4,8 @@ same as kernels. The draw of a token is a function of its row's seed and positio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,23 +72,28 @@ def sample(logits: Tensor, ways: Ways, positions: Tensor, has_parts: bool) -> tu
     if not len(logits):
         return torch.empty(0, dtype=torch.int32), torch.empty(0)
     uniforms = draw_uniforms(ways.seed, positions)
-    count = max(1, _BLOCK // logits.shape[1])
-    blocks = [
-        _sample_block(
-            logits[at : at + count],
-            Ways(*(way[at : at + count] for way in ways)),
-            uniforms[at : at + count],
-            has_parts,
-        )
-        for at in range(0, len(logits), count)
-    ]
-    tokens, logprobs = zip(*blocks, strict=True)
-    return torch.cat(tokens), torch.cat(logprobs)
+    tokens, logprobs = _in_blocks(
+        partial(_sample_block, has_parts), logits.shape[1], logits, uniforms, *ways
+    )
+    return tokens, logprobs
+
+
+def _in_blocks(
+    compute: Callable[..., tuple[Tensor, ...]], vocab: int, *rows: Tensor
+) -> Iterator[Tensor]:
+    """Return what is computed of all rows, of as many at once as there is memory for."""
+    count = max(1, _BLOCK // vocab)
+    blocks = (
+        compute(*(tensor[at : at + count] for tensor in rows))
+        for at in range(0, len(rows[0]), count)
+    )
+    return map(torch.cat, zip(*blocks, strict=True))
 
 
 def _sample_block(
-    logits: Tensor, ways: Ways, uniforms: Tensor, has_parts: bool
+    has_parts: bool, logits: Tensor, uniforms: Tensor, *fields: Tensor
 ) -> tuple[Tensor, Tensor]:
+    ways = Ways._make(fields)
     largest, likeliest = logits.max(1)  # the first of equal ones; NaN if there is any
     is_greedy = ways.temperature == 0
     divisor = torch.where(is_greedy, 1.0, ways.temperature)[:, None]
@@ -227,7 +233,7 @@ def constrain(
 
 
 def score(logits: Tensor, batch: Batch, temperatures: Tensor, tokens: Tensor) -> Iterator[Tensor]:
-    """Yield the fields of `Scores` of the batch's `score_rows`, on the device. `temperatures`
+    """Return the fields of `Scores` of the batch's `score_rows`, on the device. `temperatures`
     f32[D] and `tokens` i32[D], what they sampled, are those of the rows that decode."""
     device, decode = logits.device, batch.num_decode
     rows = put(batch.score_rows, device).long()
@@ -235,22 +241,12 @@ def score(logits: Tensor, batch: Batch, temperatures: Tensor, tokens: Tensor) ->
     divisors[:decode] = torch.where(temperatures == 0, 1.0, temperatures)
     targets = torch.cat([tokens.long(), put(batch.targets[1:], device).long()])
     named, widths = _named(batch)
-    width = max(MAX_LOGPROBS, *widths, 0)
-    count = max(1, _BLOCK // logits.shape[1])
-    parts: list[list[Tensor]] = [[] for _ in range(4)]
-    for at in range(0, len(rows), count):
-        own = rows[at : at + count]
-        results = _score_block(
-            logits[own],
-            divisors[own],
-            targets[own],
-            put(batch.num_top[at : at + count], device),
-            put(named[at : at + count], device),
-            width,
-        )
-        for part, result in zip(parts, results, strict=True):
-            part.append(result)
-    yield from map(torch.cat, parts)
+    return _in_blocks(
+        partial(_score_block, logits, max(MAX_LOGPROBS, *widths, 0)),
+        logits.shape[1],
+        *(rows, divisors[rows], targets[rows]),
+        *(put(batch.num_top, device), put(named, device)),
+    )
 
 
 def _named(batch: Batch) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[int]]:
@@ -268,8 +264,15 @@ def _named(batch: Batch) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[int]
 
 
 def _score_block(
-    logits: Tensor, divisors: Tensor, targets: Tensor, num_top: Tensor, named: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    all_logits: Tensor,
+    width: int,
+    rows: Tensor,
+    divisors: Tensor,
+    targets: Tensor,
+    num_top: Tensor,
+    named: Tensor,
+) -> tuple[Tensor, ...]:
+    logits = all_logits[rows]
     is_finite = logits.max(1).values.isfinite()
     logprobs = (logits / divisors[:, None]).log_softmax(1)
     safe = targets.clamp(min=0)[:, None]

@@ -239,22 +239,17 @@ class TorchRunner:
         count = len(inputs.reads)
         bucket = next(size for size in BUCKETS if size >= count)
         if (bucket, has_parts) not in self._graphs:
-            fixed = Inputs(
-                *(
-                    torch.full((bucket, *tensor.shape[1:]), fill, dtype=tensor.dtype,
-                               device=self.device)
-                    for tensor, fill in zip(
-                        inputs, (self._spare, self._spare, 0, 0, 0, 0, 1, 0, 0), strict=True
-                    )
-                )
-            )  # fmt: skip
-            self._graphs[bucket, has_parts] = (
-                fixed,
-                capture(lambda: self._decode(fixed, has_parts)),
+            fixed = Inputs._make(
+                tensor.new_zeros((bucket, *tensor.shape[1:]), device=self.device)
+                for tensor in inputs
             )
+            fixed.reads.fill_(self._spare)
+            fixed.writes.fill_(self._spare)
+            replay = capture(partial(self._decode, fixed, has_parts))
+            self._graphs[bucket, has_parts] = fixed, replay
         fixed, replay = self._graphs[bucket, has_parts]
         for to, tensor in zip(fixed, inputs, strict=True):
-            to[:count].copy_(_pinned(tensor) if self._on_gpu else tensor, non_blocking=True)
+            to[:count].copy_(tensor.pin_memory() if self._on_gpu else tensor, non_blocking=True)
         fixed.reads[count:] = fixed.writes[count:] = self._spare
         fixed.positions[count:] = 0
         tokens, logprobs = replay()
@@ -272,10 +267,6 @@ class TorchRunner:
                 f"num_slots + prefix_slots = {self._spare} need more memory than is free on "
                 f"{self.device}: {error}"
             ) from None
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    return tensor.pin_memory()
 
 
 def capture_on_gpu(step: Replay) -> Replay:
