@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def make_runner(weights: Weights, config: EngineConfig) -> Runner:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"device = {config.device} needs PyTorch, which is not installed ({error}): "
-            "pip install torch, in the build for this GPU"
+            f"{sys.executable} -m pip install torch, in the build for this device"
         ) from None
     runner: Runner = module.TorchRunner(weights, config)
     return runner
