@@ -350,6 +350,7 @@ class Stream(AbstractContextManager["Stream"]):
             self._streams.take_back(part)
         del self._streams.by_number[self.number]
         self._streams.again.discard(self)
+        self._streams.searched.discard(self)
         self._table.close(self.number)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         self._error = None  # which was raised where this stream is known, and the request's body
@@ -389,6 +390,8 @@ class Streams:
         self.by_number: dict[int, Stream] = {}
         self.again: set[Stream] = set()
         """Those of which something comes again, that an engine lost."""
+        self.searched: set[Stream] = set()
+        """Those with a finder."""
         self.uncounted: dict[str, tuple[int, Stream]] = {}
         """Engine and stream of aborted requests whose engine has not said what it sampled."""
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
@@ -419,6 +422,8 @@ class Streams:
         Raises InvalidRequest or Overloaded when there are too many completions at once."""
         stream = Stream(self, requests, says_versions, finder)
         self.by_number[stream.number] = stream
+        if finder is not None:
+            self.searched.add(stream)
         for part in chain(*stream.parts):
             self.submit(stream, part)
         return stream
@@ -465,6 +470,8 @@ class Streams:
             direct = self.table.put(from_wire(message.tokens), version)
             if direct is not None:
                 self._direct.append(direct)
+            if self.searched:  # a finder takes tokens in order, whoever gives them to it
+                self.settle()
         if ends:  # as rows too, so that they come with the tokens before them
             numbers, reasons = np.array(ends).T
             no_tokens = np.full(len(ends), -1, np.int32)
@@ -472,7 +479,8 @@ class Streams:
 
     def settle(self) -> None:
         """Write the tokens of streams that are direct, of all steps that were received since the
-        last call: a process that is behind writes once to each connection."""
+        last call: a process that is behind writes once to each connection, unless some stream has
+        a finder."""
         direct, self._direct = self._direct, []
         if direct and self._write is not None:
             self._write(direct)

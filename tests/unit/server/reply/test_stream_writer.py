@@ -327,6 +327,20 @@ async def test_what_comes_behind_a_stop_string_is_dropped(
     assert len(served.stopped) == 1
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 0}], ids=["text", "scores"])
+async def test_a_stop_string_is_found_across_steps_that_came_together(
+    served: Served, fields: dict[str, Any]
+) -> None:
+    """Its second token comes with the end, which another takes than the writer."""
+    reply, task = await begun(served, stop=["cat mat"], **fields)
+    served.say({(0, 0): CAT}, is_last=False)
+    served.say({(0, 0): MAT}, ends={(0, 0)}, is_last=False)
+    served.client.streams.settle()
+    await asyncio.wait_for(task, 60)
+    assert "".join(texts(reply)) == " the "
+    assert reply.events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_an_end_is_written_behind_what_came_with_it(served: Served) -> None:
     reply, task = await begun(served)
     served.say({(0, 0): CAT}, is_last=False)
