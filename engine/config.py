@@ -413,7 +413,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.devices and not self.on_gpu:
             raise ValueError(
                 f"devices must be empty where device is {self.device}, got {self.devices}; use "
-                "device = gpu"
+                "device = gpu or torch:cuda"
             )
         if len(set(self.devices)) < len(self.devices) or any(device < 0 for device in self.devices):
             raise ValueError(f"devices must be different numbers from 0 on, got {self.devices}")

@@ -1,5 +1,5 @@
-"""What PyTorch does to logits: edits, tables, sampling, scores; `mojo_kernels/srm/logits` has the
-same as kernels. The draw of a token is a function of its row's seed and position here too.
+"""PyTorch's edits, tables, sampling and scores of logits; `mojo_kernels/srm/logits` has the same as
+kernels. The draw of a token is a function of its row's seed and position here too.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ Capture = Callable[[Replay], Replay]
 
 
 class Inputs(NamedTuple):
-    """What a step that only decodes is given, one a row."""
+    """The inputs of a step that only decodes; each has one entry a row."""
 
     reads: Tensor  # i64 slot
     writes: Tensor  # i64 slot

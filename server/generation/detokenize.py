@@ -99,7 +99,7 @@ class Detokenizer:
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stop_token_ids = stop_token_ids
         self.finder: StopFinder | None = None
-        """Of the request's stop strings, if it has any."""
+        """Finds the request's stop strings; None if it has none."""
         if request.stops:
             keeps_stop = request.include_stop_str_in_output
             self.finder = StopFinder(request.stops, self._table, size, keeps_stop)

@@ -100,7 +100,7 @@ class ItemFormat(Format):
         self.is_full = False
         """Whether the limit of tokens ended it."""
         self.stop_string: str | int | None = None
-        """What ended it otherwise."""
+        """The stop string or token that ended it; None if the limit or the model's end did."""
 
     @abstractmethod
     def shown(self, item: Item) -> Any:

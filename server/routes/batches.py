@@ -21,7 +21,7 @@ from srm.memory import read_text
 from srm.server.errors import BatchesUnavailable, Conflict
 from srm.server.generation.engine_request import of_current_request
 from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.routes.files import Anchor, OfStore, Seconds
+from srm.server.routes.files import Anchor, Seconds, ThreadedStore
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import Metadata
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, refused, require
@@ -109,7 +109,7 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-class Batches(OfStore):
+class Batches(ThreadedStore):
     """The batches of the keys of this server."""
 
     def __init__(

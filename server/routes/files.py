@@ -93,8 +93,8 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-class OfStore:
-    """What reads and changes the store, in threads."""
+class ThreadedStore:
+    """Reads and changes the store, in threads."""
 
     def __init__(self, store: Store, threads: ThreadPoolExecutor) -> None:
         self._store = store
@@ -107,7 +107,7 @@ class OfStore:
         )
 
 
-class Files(OfStore):
+class Files(ThreadedStore):
     """The files of the keys of this server."""
 
     def __init__(

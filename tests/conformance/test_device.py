@@ -24,7 +24,7 @@ from tests.kit.engines.numpy_runner import F64, feed, in_float64
 from tests.kit.models.demo import engine_on_max, prompts
 
 CASES = {"cpu": "step bf16, logits f32", "gpu": "step bf16", "torch:cpu": "step bf16"}
-"""What is rounded on each device: on a GPU, and by PyTorch, the logits too."""
+"""The case of the record for each device: a GPU, and PyTorch, round the logits too."""
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ SMALLER = {
     r"(profile --random-widths 512 --rows 256)": r"\1 --counted-rows 256",
     r"^(\d+)": r"\g<1>0",
 }
-"""What a fake GPU is asked instead, and ten times the limits."""
+"""Flags that replace those of the kit on a fake GPU, whose limits are ten times as long."""
 LEFT_OUT = re.compile(r"\d+ (pytorch|tests|\S*1024|turns)")
 """Commands that compute, or do the same as others."""
 RAN = {

@@ -115,7 +115,7 @@ def test_an_archive_that_cannot_be_unpacked_ends_the_call_and_says_so(kit: Kit) 
     assert kit.run().returncode == 0
 
 
-def test_a_call_finds_what_was_unpacked_and_a_mended_kit_is_beside(kit: Kit) -> None:
+def test_a_call_finds_the_unpacked_kit_and_a_new_one_beside_it(kit: Kit) -> None:
     first = json.loads(kit.run(PYTHONPATH="").stdout)
     assert first["path"].endswith("/site")
     at = Path(first["at"])

@@ -39,7 +39,7 @@ do, whose experiment says so."""
 Results = dict[str, list[Numbers]]
 """Results of each case, one for each seed."""
 Report = tuple[Results, Sequence[str], Figure]
-"""What an experiment has found: results, the blocks of its page, and its picture."""
+"""An experiment's results, the blocks of its page, and its picture."""
 
 
 def run_cases(

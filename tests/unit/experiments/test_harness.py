@@ -62,7 +62,7 @@ def test_no_changed_byte_is_read_as_another_result(tmp_path: Path) -> None:
         cached(path, about, done_before)
 
 
-def test_the_setting_that_is_another_is_named_whatever_stands_before_it(tmp_path: Path) -> None:
+def test_the_setting_that_differs_is_named(tmp_path: Path) -> None:
     path, many = tmp_path / "row-0.json", {f"setting {number}": number for number in range(99)}
     cached(path, {"settings": {**many, "last": 1}}, dict)
     with pytest.raises(ConfigError, match=r"is of another last, 1 and not 2: remove it"):

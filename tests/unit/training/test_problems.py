@@ -162,7 +162,7 @@ def test_right_answers_are_told_from_wrong_ones(answer: str) -> None:
     assert is_solved(GIVEN, answer) == (answer in RIGHT)
 
 
-def test_one_in_many_is_held_out_whatever_the_order_of_its_numbers() -> None:
+def test_a_problem_is_held_out_in_any_order_of_its_numbers() -> None:
     solved = countdown.draw(np.random.default_rng(0), 40_000, 6, False)
     is_held_out = countdown.held_out(solved.numbers, solved.target)
     assert 0.8 < is_held_out.mean() * countdown.HELD_OUT_SHARE < 1.2
@@ -190,7 +190,7 @@ def test_the_reward_reads_the_question() -> None:
     assert countdown_reward(" 25 * 3 - 7 + 4", Question(GIVEN.prompt, "")) == 0
 
 
-def test_the_tokenizer_has_the_ids_of_the_vocabulary_and_is_served(tmp_path: Path) -> None:
+def test_the_tokenizer_has_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
     """Spaces are not read, and every number and sign is decoded behind one."""
     path = tmp_path / "tokenizer.json"
     path.write_text(countdown_tokenizer().to_str())

@@ -65,7 +65,7 @@ def test_too_many_slots_are_refused_with_numbers(available: Available) -> None:
         count_slots(EngineConfig(), TINY)
 
 
-def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
+def test_a_gpus_slots_are_limited_by_what_its_host_keeps(
     available: Available,
 ) -> None:
     config = EngineConfig(device="gpu", memory_fraction=1.0, prefix_slots=99)
@@ -80,7 +80,7 @@ def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
     assert count_slots(config, TINY, free_memory(config, TINY, gpu)) == 2**20 // on_host
 
 
-def test_too_little_memory_of_a_gpus_host_is_a_warning_where_slots_are_set(
+def test_a_gpus_host_with_too_little_memory_is_a_warning(
     available: Available, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Machines whose memory grows as it is used say that they have little."""
@@ -105,7 +105,7 @@ def test_a_gpu_keeps_room_for_two_steps(available: Available) -> None:
         count_slots(config, model, free_memory(config, model, gpu))
 
 
-def test_a_container_has_less_and_a_system_that_does_not_say_has_what_it_has(
+def test_the_limit_of_a_container_counts_as_its_memory(
     available: Available, tmp_path: Path
 ) -> None:
     assert memory.available_memory() > 2**28
