@@ -341,6 +341,15 @@ async def test_a_stop_string_is_found_across_steps_that_came_together(
     assert reply.events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_steps_of_other_weights_come_behind_those_before(served: Served) -> None:
+    reply, _ = await begun(served)
+    served.say({(0, 0): CAT}, is_last=False)
+    served.say({(0, 0): MAT}, version=2)
+    await turns()
+    assert texts(reply) == [" the", " cat", " mat"]
+    assert [event["weights_version"] for event in reply.events] == [1, 1, 2]
+
+
 async def test_an_end_is_written_behind_what_came_with_it(served: Served) -> None:
     reply, task = await begun(served)
     served.say({(0, 0): CAT}, is_last=False)
