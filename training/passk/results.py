@@ -106,7 +106,7 @@ def results_of(
     table = pass_table(counts, ks)
     coverage = table.mean(axis=0)
     many = resampled_means(table, RESAMPLED, config.seed) if len(problems) > 1 else None
-    own = intervals(redrawn_means(counts, config.samples, ks, RESAMPLED, config.seed))
+    own = intervals(redrawn_means(counts, ks, RESAMPLED, config.seed))
     over = intervals(many) if many is not None else [None] * len(ks)
     per_sample = float(np.mean([problem.completion_tokens / problem.sampled for problem in solved]))
     return Results(

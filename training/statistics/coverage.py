@@ -99,36 +99,20 @@ def resampled_means(table: Floats, times: int, seed: int) -> Floats:
     return means
 
 
-def redrawn_means(
-    counts: Sequence[Tally], samples: int, ks: Sequence[int], times: int, seed: int
-) -> Floats:
-    """Return the means over the same problems when their samples are drawn again, [times, ks].
+def redrawn_means(counts: Sequence[Tally], ks: Sequence[int], times: int, seed: int) -> Floats:
+    """Return means over the same problems as more samples of them might show, [times, ks].
 
-    Each sample is right with the probability that is estimated for its problem; up to `samples` are
-    drawn, or until as many are right as ended the drawing of any problem. A problem without a right
-    sample has none again, so its spread is not seen.
+    A problem's rate is drawn from Beta(right + 1/2, wrong + 1/2), what its samples say of it by
+    Jeffreys' prior; so one without a right sample has a small rate, and not 0. That prior's shift
+    of the mean is taken off: the draws lie about the estimate.
     """
-    random = np.random.default_rng(seed)
-    enough = max((count.right for count in counts if count.is_until), default=0)
-    rates = np.array([count.right / count.drawn for count in counts])
-    means = np.empty((times, len(ks)))
+    random, means = np.random.default_rng(seed), np.empty((times, len(ks)))
+    drawn, right, _ = (np.array(column) for column in zip(*counts, strict=True))
     for turn in range(times):
-        means[turn] = pass_table(_redrawn(rates, samples, enough, random), ks).mean(axis=0)
-    return means
-
-
-def _redrawn(rates: Floats, samples: int, enough: int, random: np.random.Generator) -> list[Tally]:
-    if not enough:
-        right = random.binomial(samples, rates)
-        return [Tally(samples, int(count)) for count in right]
-    redrawn = []
-    for rate in rates:
-        places = np.cumsum(random.geometric(rate, enough)) if rate > 0 else np.array([samples + 1])
-        if places[-1] <= samples:
-            redrawn.append(Tally(int(places[-1]), enough, is_until=True))
-        else:
-            redrawn.append(Tally(samples, int((places <= samples).sum())))
-    return redrawn
+        rates = random.beta(right + 0.5, drawn - right + 0.5)
+        means[turn] = -np.expm1(np.outer(np.log1p(-rates), ks)).mean(axis=0)
+    means += pass_table(counts, ks).mean(axis=0) - means.mean(axis=0)
+    return means.clip(0, 1)
 
 
 def intervals(means: Floats) -> list[Interval]:

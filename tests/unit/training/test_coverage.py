@@ -64,18 +64,31 @@ def test_intervals_have_the_spread_that_they_claim() -> None:
     assert low < table.mean() < high
     result = table[:, 0]
     own = (result * (1 - result) / samples).mean() ** 0.5 / 400**0.5
-    (low, high), *_ = intervals(redrawn_means(counts, samples, [1], 2_000, 0))
+    (low, high), *_ = intervals(redrawn_means(counts, [1], 2_000, 0))
     assert high - low == pytest.approx(2 * 1.96 * own, rel=0.08)
-    same = redrawn_means(counts, samples, [1], 20, 0)
-    np.testing.assert_array_equal(same, redrawn_means(counts, samples, [1], 20, 0))
-    assert (same != redrawn_means(counts, samples, [1], 20, 1)).any()
+    same = redrawn_means(counts, [1], 20, 0)
+    np.testing.assert_array_equal(same, redrawn_means(counts, [1], 20, 0))
+    assert (same != redrawn_means(counts, [1], 20, 1)).any()
 
 
-def test_samples_are_drawn_again_as_they_were_drawn() -> None:
-    """Until ten are right: its mean is the truth, its spread that of the negative binomial."""
+@pytest.mark.parametrize("samples", [100, 1_000])
+@pytest.mark.parametrize("shape", [(0.1, 1), (0.3, 50), (5, 0.5), (1, 1), (0.01, 0.01)], ids=repr)
+def test_intervals_hold_their_estimate(shape: tuple[float, float], samples: int) -> None:
+    """Also where k is as large as the samples, and most problems have no right one or no other."""
+    random, ks = np.random.default_rng(1), spaced(samples)
+    right = random.binomial(samples, random.beta(*shape, 200))
+    counts = [Tally(samples, int(count)) for count in right]
+    redrawn = intervals(redrawn_means(counts, ks, 200, 0))
+    for estimate, (low, high) in zip(pass_table(counts, ks).mean(axis=0), redrawn, strict=True):
+        assert 0 <= low <= estimate <= high <= 1
+        assert low < high or estimate == 1
+
+
+def test_an_interval_is_that_of_how_samples_were_drawn() -> None:
+    """Until ten are right: about the estimate, with the spread of the negative binomial."""
     counts = [Tally(40, 10, is_until=True), Tally(1_000, 0)]
-    means = redrawn_means(counts, 1_000, [1], 2_000, 0)[:, 0]
-    assert means.mean() == pytest.approx(0.25 / 2, rel=0.02)
+    means = redrawn_means(counts, [1], 2_000, 0)[:, 0]
+    assert means.mean() == pytest.approx(9 / 39 / 2, rel=0.02)
     relative = means.std() / means.mean()
     assert relative == pytest.approx((0.75 / 8) ** 0.5, rel=0.1)  # of (m - 1) / (N - 1)
 
