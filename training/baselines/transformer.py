@@ -6,17 +6,21 @@ gated layer is SwiGLU (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
 from __future__ import annotations
 
+import time
+from functools import cache, lru_cache
+
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from srm.training.model import BlockModel
 
 ROTATION_BASE = 10_000.0
 """The longest period of a rotation, in units of 2π tokens."""
-INITIAL_DEVIATION = 0.02
-"""Standard deviation of every initial matrix."""
+PROBES = 3
+"""Times that each way of computing attention is tried."""
 
 
 class TransformerShape(msgspec.Struct, frozen=True):
@@ -52,9 +56,42 @@ class Attention(nn.Module):
         queries, keys, values = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts
         )
-        y = F.scaled_dot_product_attention(rotated(queries), rotated(keys), values, is_causal=True)
+        queries, keys = rotated(queries), rotated(keys)
+        if queries.device.type == "cpu" and torch.is_grad_enabled():
+            with sdpa_kernel(fastest_attention(queries.shape, queries.dtype)):
+                y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        else:
+            y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         mixed: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return mixed
+
+
+@cache
+def fastest_attention(shape: torch.Size, dtype: torch.dtype) -> SDPBackend:
+    """Return how this processor trains attention on queries [rows, heads, length, e] in the least
+    time: torch's fused kernel is made for long rows, and takes longer for short ones."""
+    parts = [torch.randn(shape).to(dtype).requires_grad_() for _ in range(3)]
+
+    def seconds(backend: SDPBackend) -> float:
+        started = time.process_time()
+        with sdpa_kernel(backend):
+            F.scaled_dot_product_attention(*parts, is_causal=True).sum().backward()
+        return time.process_time() - started
+
+    ways = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH
+    return min(ways, key=lambda way: min(seconds(way) for _ in range(PROBES)))
+
+
+@lru_cache(64)
+def rotation(
+    begin: int, end: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [end - begin, width / 2] of the angles of positions, which are
+    computed in float64."""
+    half = torch.arange(width // 2, dtype=torch.float64, device=device)
+    positions = torch.arange(begin, end, dtype=torch.float64, device=device)
+    angles = positions[:, None] * ROTATION_BASE ** (-2 * half / width)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotated(x: Tensor, begin: int = 0) -> Tensor:
@@ -64,11 +101,7 @@ def rotated(x: Tensor, begin: int = 0) -> Tensor:
     Positions count from `begin`.
     """
     length, width = x.shape[-2:]
-    half = torch.arange(width // 2, dtype=torch.float64, device=x.device)
-    speeds = ROTATION_BASE ** (-2 * half / width)
-    positions = torch.arange(begin, begin + length, dtype=torch.float64, device=x.device)
-    angles = positions[:, None] * speeds
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = rotation(begin, begin + length, width, x.dtype, x.device)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
@@ -92,12 +125,21 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(BlockModel):
-    """Blocks, and a norm behind them."""
+    """Blocks, and a norm behind them.
+
+    Weights begin as those of small models do: embeddings at a deviation of 1, linear layers of 1 /
+    sqrt(inputs), and those that add to the residual stream at 1 / sqrt(2 * num_layers) of that, so
+    that their sum stays as large (Radford et al. 2019, section 2.3).
+    """
 
     def __init__(self, shape: TransformerShape) -> None:
-        blocks = (TransformerBlock(shape) for _ in range(shape.num_layers))
+        blocks = [TransformerBlock(shape) for _ in range(shape.num_layers)]
         sizes = shape.vocab_size, shape.d_model
-        super().__init__(shape, sizes, blocks, nn.RMSNorm(shape.d_model))
+        super().__init__(shape, sizes, iter(blocks), nn.RMSNorm(shape.d_model))
+        added = {part for block in blocks for part in (block.attention.out, block.down)}
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=INITIAL_DEVIATION)
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+            elif isinstance(module, nn.Linear):
+                residual = (2 * shape.num_layers) ** -0.5 if module in added else 1.0
+                nn.init.normal_(module.weight, std=residual * module.in_features**-0.5)

@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
 from srm.training.baselines.rwkv4 import RWKV4, RWKV4Block, RWKV4Shape, weighted_mean
-from srm.training.baselines.transformer import Transformer, TransformerShape, rotated
+from srm.training.baselines.transformer import (
+    PROBES,
+    Transformer,
+    TransformerShape,
+    fastest_attention,
+    rotated,
+)
 from srm.training.baselines.transformer_sampler import TransformerSampler
 from srm.training.grpo.rollouts import RolloutSampling
 from srm.training.loop import Run
@@ -103,6 +110,38 @@ def test_the_training_loop_trains_it(name: str, tmp_path: Path) -> None:
         parameter.grad is not None and parameter.grad.abs().sum() > 0
         for parameter in model.parameters()
     )
+
+
+def test_a_transformer_begins_with_outputs_of_one_size() -> None:
+    """However deep and wide it is: neither does the residual stream grow, nor do logits vanish."""
+    ids = random_ids(4)
+    for width, layers in ((24, 1), (24, 8), (96, 8)):
+        torch.manual_seed(0)
+        model = Transformer(TransformerShape(width, layers, 3, 2 * width, VOCAB))
+        with torch.no_grad():
+            stream = model.input_layer(ids)
+            for block in model.mixer_blocks:
+                stream = block(stream)
+            assert 1 <= stream.std() <= 1.5 and 0.8 <= model(ids).std() <= 1.2
+
+
+def test_attention_takes_the_way_that_is_faster_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processor's clock, tried once for a shape; both ways have the same gradients."""
+    shape, grads = torch.Size([2, 3, 9, 8]), []
+    attention = Transformer(TransformerShape(24, 1, 3, 24, VOCAB)).mixer_blocks[0].attention
+    x = torch.randn(2, 9, 24)
+    for slower in (0.0, 1.0):
+        seconds = iter([time for _ in range(PROBES) for time in (0.0, slower)] + [0.0, 0.5] * 3)
+        monkeypatch.setattr(
+            "srm.training.baselines.transformer.time.process_time", seconds.__next__
+        )
+        fastest_attention.cache_clear()
+        way = fastest_attention(shape, torch.float32)
+        assert way == (SDPBackend.MATH if slower else SDPBackend.FLASH_ATTENTION)
+        attention.zero_grad()
+        attention(x).sum().backward()
+        grads.append(attention.out.weight.grad.clone())
+    torch.testing.assert_close(*grads)
 
 
 def test_a_product_of_rotated_vectors_depends_on_their_gap_alone() -> None:
@@ -245,8 +284,6 @@ def test_a_transformer_samples_what_it_would_compute_anew() -> None:
     prompts of other lengths stand between."""
     model = models()["transformer"]
     assert isinstance(model, Transformer)
-    for parameter in model.parameters():
-        parameter.data *= 6  # so that next tokens differ
     end, prompts, most = 3, [[5, 6, 7], [5, 6], [7, 5, 6]], 6
     sampler = TransformerSampler(model, end, torch.float32)
     rollouts = sampler.sample(prompts, RolloutSampling(3_000, most, 1.0, 1.0, seed=1))
