@@ -138,7 +138,9 @@ def fit_copies(
     fresh = Copies(config.rows, copied, config.ids, (1,))
     evaluation = [fresh[index] for index in range(EVALUATION_BATCHES)]
     batches = Copies(config.rows, copied, config.ids, (0, seed))
-    run, made, took = fit(make, batches, seed, config.steps, learning_rate, **treatment)
+    run, made, took = fit(
+        make, batches, seed, config.steps, learning_rate=learning_rate, **treatment
+    )
     figures = {"accuracy": accuracy(run, evaluation), "loss": run.evaluate(evaluation)}
     return made, figures | took
 

@@ -28,9 +28,15 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from research.experiments.finetuning import draw_coverage, gain, law, powers, rates
-from research.experiments.harness import learning_rates
-from research.experiments.harness.learning_rates import or_worst
+from research.experiments.finetuning import draw_coverage, gain, law, powers, rates, rates_by_seed
+from research.experiments.harness.learning_rates import (
+    Start,
+    best_rate,
+    losses_of,
+    neighbours,
+    or_worst,
+    search,
+)
 from research.experiments.harness.models import HEADS, REFERENCE
 from research.experiments.harness.reinforcing import GRPOSettings, reinforce
 from research.experiments.harness.report import AVERAGED, finish, first_and_last, spread, table
@@ -40,6 +46,7 @@ from research.experiments.harness.settings import ExperimentSettings
 from research.experiments.harness.solving import draw_answers
 from research.experiments.harness.tasks import CountdownTask, SolvingTask, TextTask, draw_puzzles
 from srm.engine.config import ModelConfig
+from srm.engine.weights.tensors import is_scalar
 from srm.errors import ConfigError
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.model import SRM, LanguageModel
@@ -60,8 +67,6 @@ from srm.training.text.whole_files import replace_file
 TRANSFORMER, RANDOM = "Transformer", "random"
 PLAIN, BALANCED = "plain", "balanced"
 MODELS = (REFERENCE, TRANSFORMER)
-TIMED = 12
-"""Updates that are timed to find how many fit the minutes."""
 EVALUATION_BATCHES = 6
 RESAMPLED = 1_000
 """Bootstrap resamples of the problems for the intervals."""
@@ -116,8 +121,10 @@ class Settings(CoverageFlags, frozen=True):
     """Settings of `python -m research.experiments coverage`."""
 
     search_minutes: float = 1.0
-    """Processor minutes that each learning rate of a model is tried for, with the first seed."""
-    learning_rates: tuple[float, ...] = (5e-4, 1e-3, 3e-3)
+    """Processor minutes that each start of a model is tried for, with the first seed."""
+    learning_rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+    """Rates that are tried first, with the usual initial weights."""
+    most_starts: int = 24
     d_model: int = 128
     transformer_width: int = 128
     """Width of the Transformer; its gated layers have twice as many channels."""
@@ -126,14 +133,20 @@ class Settings(CoverageFlags, frozen=True):
     """Approximate tokens of one update."""
     grpo: GRPOSettings = GRPOSettings()
 
-    def make(self, kind: str, task: SolvingTask) -> SRM | Transformer:
-        """Make a model of a kind."""
+    def make(self, kind: str, task: SolvingTask, scale: float = 1.0) -> SRM | Transformer:
+        """Make a model of a kind, whose initial matrices are `scale` times the usual ones."""
+        model: SRM | Transformer
         if kind == TRANSFORMER:
             width = self.transformer_width
             shape = (width, self.num_layers, HEADS, 2 * width, task.vocab_size)
-            return Transformer(TransformerShape(*shape))
-        sizes = (self.d_model, self.num_layers, HEADS, task.longest + 1, task.vocab_size)
-        return SRM(ModelConfig(*sizes, bos_token_id=task.begin, eos_token_id=task.end))
+            model = Transformer(TransformerShape(*shape))
+        else:
+            sizes = (self.d_model, self.num_layers, HEADS, task.longest + 1, task.vocab_size)
+            model = SRM(ModelConfig(*sizes, bos_token_id=task.begin, eos_token_id=task.end))
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and not is_scalar(name):
+                parameter.data *= scale
+        return model
 
     @property
     def grpo_cases(self) -> dict[str, GRPOCase]:
@@ -202,31 +215,33 @@ def _puzzles(questions: Sequence[Question]) -> Iterator[Countdown]:
 
 
 def fitted(
-    config: Settings, task: SolvingTask, kind: str, rate: float, minutes: float, seed: int
+    config: Settings, task: SolvingTask, kind: str, start: Start, minutes: float, seed: int
 ) -> tuple[LanguageModel, Numbers]:
     """Train a model for some processor minutes; return it, and its loss on what is held out."""
     batches = task.batches(seed, config.batch_tokens)
-    train = partial(fit, partial(config.make, kind, task), batches, seed, learning_rate=rate)
-    _, _, trial = train(TIMED)
-    steps = max(1, round(60 * minutes * TIMED / trial["processor_seconds"]))
-    run, model, took = train(steps)
-    tokens = mean(batches[step][0].numel() for step in range(TIMED)) * steps
-    figures = {"rate": rate, "steps": steps, "factors": count_factors(model)}
+    make = partial(config.make, kind, task, start.scale)
+    run, model, took = fit(make, batches, seed, learning_rate=start.rate, minutes=minutes)
+    steps = len(took["training_losses"])
+    tokens = sum(batches[step][0].numel() for step in range(steps))
+    figures = {"steps": steps, "factors": count_factors(model)}
     loss = run.evaluate(batches.evaluation(EVALUATION_BATCHES))
     return model, {"loss": loss, "training_tokens": tokens, **figures, **took}
 
 
-def tried(config: Settings, task: SolvingTask, kind: str, rate: float, seed: int) -> Numbers:
+def tried(config: Settings, task: SolvingTask, kind: str, start: Start, seed: int) -> Numbers:
     """Train a model for the minutes of the search; return its loss."""
-    return fitted(config, task, kind, rate, config.search_minutes, seed)[1]
+    measure = or_worst(
+        lambda seed: fitted(config, task, kind, start, config.search_minutes, seed)[1]
+    )
+    return measure(seed) | start._asdict()
 
 
-def learned(config: Settings, task: SolvingTask, kind: str, rate: float, seed: int) -> Numbers:
+def learned(config: Settings, task: SolvingTask, kind: str, start: Start, seed: int) -> Numbers:
     """Train a model for the minutes and keep its weights; return its loss and their digest."""
-    model, figures = fitted(config, task, kind, rate, config.minutes, seed)
+    model, figures = fitted(config, task, kind, start, config.minutes, seed)
     with replace_file(config.weights(kind, seed)) as partial_file:
         torch.save(model.state_dict(), partial_file)
-        return figures | {"weights": digest([partial_file])}
+        return figures | start._asdict() | {"weights": digest([partial_file])}
 
 
 def trained(
@@ -268,15 +283,18 @@ def run_all(config: Settings, task: SolvingTask) -> Results:
     problems = {"problems": hashlib.sha256(prompts.encode()).hexdigest()}
     made_of: dict[str, Any] = problems | {"train": digest([*filter(None, [config.train])])}
     made_of |= {"input": digest(config.input)}
-    cases: dict[str, Callable[[int], Numbers]] = {
-        searching(kind, rate): or_worst(partial(tried, config, task, kind, rate))
-        for kind in MODELS
-        for rate in config.learning_rates
-    }
-    results = run_cases(config, cases, made_of, config.seeds[:1])
-    rates = {kind: best_rate(config, results, kind) for kind in MODELS}
+    results: Results = {}
+
+    def measure(kind: str, start: Start) -> Numbers:
+        case = {searching(kind, start): partial(tried, config, task, kind, start)}
+        results.update(run_cases(config, case, made_of, config.seeds[:1]))
+        return results[searching(kind, start)][0]
+
+    for kind in MODELS:
+        search(map(Start, config.learning_rates), partial(measure, kind), config.most_starts)
+    starts = {kind: best_start(results, kind) for kind in MODELS}
     for seed in config.seeds:  # so that a run that is stopped has all of the first seeds
-        of_seed = run_seed(config, task, rates, made_of, seed)
+        of_seed = run_seed(config, task, starts, made_of, seed)
         for case, numbers in of_seed.items():
             results.setdefault(case, []).extend(numbers)
     return results
@@ -285,19 +303,19 @@ def run_all(config: Settings, task: SolvingTask) -> Results:
 def run_seed(
     config: Settings,
     task: SolvingTask,
-    rates: Mapping[str, float],
+    starts: Mapping[str, Start],
     made_of: Mapping[str, Any],
     seed: int,
 ) -> Results:
-    """Train at the rates, answer, and learn from rewards with one seed."""
+    """Train from the starts, answer, and learn from rewards with one seed."""
 
     def run(made_of: Mapping[str, Any], **cases: Callable[[int], Numbers]) -> Results:
         return run_cases(config, cases, made_of, [seed])
 
     results: Results = {}
-    for kind, rate in rates.items():
-        train = {training(kind): partial(learned, config, task, kind, rate)}
-        results |= run({**made_of, "rate": rate}, **train)
+    for kind, start in starts.items():
+        train = {training(kind): partial(learned, config, task, kind, start)}
+        results |= run(made_of | start._asdict(), **train)
         weights = results[training(kind)][0].get("weights", "")  # an older result has none
         of_weights = {**made_of, "weights": weights}
         results |= run(of_weights, **{kind: partial(solved, config, task, kind, weights)})
@@ -313,9 +331,9 @@ def guessed(config: Settings, task: SolvingTask, seed: int) -> Numbers:
     return {"right": task.guess(config.samples, seed), "samples": config.samples}
 
 
-def searching(kind: str, rate: float) -> str:
-    """Return the name of the case that tries a rate."""
-    return f"search {kind} {rate:g}"
+def searching(kind: str, start: Start) -> str:
+    """Return the name of the case that tries a start."""
+    return f"search {kind} {start}"
 
 
 def training(kind: str) -> str:
@@ -323,14 +341,15 @@ def training(kind: str) -> str:
     return f"train {kind}"
 
 
-def best_rate(config: Settings, results: Results, kind: str) -> float:
-    """Return the learning rate with the least loss."""
-    return learning_rates.best_rate(tried_rates(config, results, kind))
+def best_start(results: Results, kind: str) -> Start:
+    """Return the start with the least loss."""
+    return best_rate(tried_starts(results, kind))
 
 
-def tried_rates(config: Settings, results: Results, kind: str) -> dict[float, Numbers]:
-    """Return the results of the search, by learning rate."""
-    return {rate: results[searching(kind, rate)][0] for rate in config.learning_rates}
+def tried_starts(results: Results, kind: str) -> dict[Start, Numbers]:
+    """Return the results of the search."""
+    cases = (of[0] for case, of in results.items() if case.startswith(f"search {kind} "))
+    return {Start(of["rate"], of["scale"]): of for of in cases}
 
 
 def costs(results: Results, kind: str) -> dict[str, float]:
@@ -406,7 +425,7 @@ def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, fl
         seeds = results[training(kind)]
         seconds = mean(seed["processor_seconds"] for seed in seeds)
         tokens = mean(seed["training_tokens"] for seed in seeds)
-        row = [kind, f"{seeds[0]['parameters']:,}", f"{best_rate(config, results, kind):g}"]
+        row = [kind, f"{seeds[0]['parameters']:,}", str(best_start(results, kind))]
         row += [
             f"{mean(seed['steps'] for seed in seeds):,.0f}",
             f"{tokens / 1e6:.1f}",
@@ -419,10 +438,8 @@ def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, fl
         rows.append([*row, f"{drawn_tokens / drawn_seconds:,.0f}"])
     heads = ["model", "parameters", "rate", "updates", "M tokens", "processor min", "loss"]
     heads += ["MFLOP an answer", "µs of a core an answer", "tokens a core second"]
-    tried = (
-        f"{kind} {learning_rates.losses_of(tried_rates(config, results, kind))}" for kind in MODELS
-    )
-    edges = (edge(kind, config.learning_rates, best_rate(config, results, kind)) for kind in MODELS)
+    tried = (f"{kind} {losses_of(tried_starts(results, kind))}" for kind in MODELS)
+    edges = (edge(kind, tried_starts(results, kind)) for kind in MODELS)
     dtypes = ", ".join(
         f"{kind} in {results[kind][0].get('dtype', 'a dtype that was not noted')}"
         for kind in MODELS
@@ -430,7 +447,8 @@ def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, fl
     return [
         "Training, and what an answer cost:",
         table(heads, rows),
-        f"Losses in nats a token by learning rate, after {config.search_minutes:g} minutes: "
+        "Losses in nats a token by learning rate and factor of the initial matrices, after "
+        f"{config.search_minutes:g} minutes: "
         f"{'; '.join(tried)}.{''.join(edges)}",
         "SRM was sampled by the engine of `srm serve` in the experiment's process, the Transformer "
         f"by a loop in torch with keys and values kept; {dtypes}. Operations are two for each "
@@ -438,12 +456,10 @@ def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, fl
     ]
 
 
-def edge(kind: str, rates: Sequence[float], best: float) -> str:
-    """Say where no rate beyond a model's best one was tried."""
-    if len(rates) == 1:
-        return f" No other rate was tried for {kind}."
-    names = {min(rates): "least", max(rates): "largest"}
-    return f" {kind}'s best rate is the {names[best]} that was tried." if best in names else ""
+def edge(kind: str, tried: Mapping[Start, Numbers]) -> str:
+    """Say where not all starts beside a model's best one were tried."""
+    left = [str(start) for start in neighbours(best_rate(tried)) if start not in tried]
+    return f" Beside {kind}'s best start {', '.join(left)} were not tried." if left else ""
 
 
 def hardest(results: Results) -> np.ndarray:
@@ -461,37 +477,42 @@ def verdict(config: Settings, results: Results) -> str:
     seconds = config.samples * min(cost.values())
     # The quotient may be above the samples by a rounding error.
     answers = {kind: min(max(1.0, seconds / cost[kind]), config.samples) for kind in MODELS}
-    tables = {kind: rates(results[kind], ks) for kind in MODELS}
-    reached = {kind: at_budget(tables[kind].mean(axis=0), ks, answers[kind]) for kind in MODELS}
-    gaps = np.array(
-        [
-            at_budget(means, ks, answers[REFERENCE]) - at_budget(other, ks, answers[TRANSFORMER])
-            for means, other in zip(
-                resampled_means(tables[REFERENCE], RESAMPLED, 0),
-                resampled_means(tables[TRANSFORMER], RESAMPLED, 0),  # the same problems
-                strict=True,
-            )
-        ]
+    tables = {kind: rates_by_seed(results[kind], ks) for kind in MODELS}
+
+    def reached(kind: str, curves: Floats) -> Floats:
+        return np.array([at_budget(curve, ks, answers[kind]) for curve in curves])
+
+    def resampled(kind: str) -> Floats:
+        return reached(kind, resampled_means(tables[kind], RESAMPLED, 0))  # the same draws for all
+
+    by_seed = {kind: reached(kind, tables[kind].mean(axis=1)) for kind in MODELS}
+    srm, other = (by_seed[kind].mean() for kind in MODELS)
+    guesses = at_budget(rates(results[RANDOM], ks).mean(axis=0), ks, answers[REFERENCE])
+    outcome, of_gap = decide(
+        "The paper's claim, more problems solved for the same compute,",
+        resampled(REFERENCE) - resampled(TRANSFORMER),
+        resampled(REFERENCE) - guesses,
     )
-    gap = reached[REFERENCE] - reached[TRANSFORMER]
-    outcome, of_gap = decide("The paper's claim, more problems solved for the same compute,", gaps)
+    gaps = ", ".join(f"{gap:+.3f}" for gap in by_seed[REFERENCE] - by_seed[TRANSFORMER])
     return (
-        f"{outcome}: in {seconds:.3g} processor seconds a problem SRM solves "
-        f"{reached[REFERENCE]:.3f} of the problems and the Transformer "
-        f"{reached[TRANSFORMER]:.3f}, a difference of "
-        f"{gap:+.3f} ({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over problems)."
+        f"{outcome}: in {seconds:.3g} processor seconds a problem SRM solves {srm:.3f} of the "
+        f"problems and the Transformer {other:.3f}, a difference of {srm - other:+.3f} "
+        f"({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over problems and seeds; by seed {gaps}). "
+        f"As many guesses as SRM's answers solve {guesses:.3f}."
     )
 
 
-def decide(claim: str, gaps: Floats) -> tuple[str, Interval]:
+def decide(claim: str, gaps: Floats, above_guesses: Floats) -> tuple[str, Interval]:
     """Say whether a claim holds that a gap is above 0, and in which interval that lies; `gaps` are
-    those of resampled problems."""
-    (of_gap,) = intervals(gaps[:, None])
-    if of_gap.low > 0:
-        return f"{claim} holds here", of_gap
+    those of resampled problems and seeds. It does not where guesses may do as well."""
+    of_gap, of_guesses = intervals(np.stack([gaps, above_guesses], axis=1))
     if of_gap.high < 0:
         return f"{claim} does not hold here", of_gap
-    return f"{claim} is not decided here", of_gap
+    if of_gap.low <= 0:
+        return f"{claim} is not decided here", of_gap
+    if of_guesses.low <= 0:
+        return f"{claim} is not decided here, since guesses solve as many", of_gap
+    return f"{claim} holds here", of_gap
 
 
 def grpo_page(config: Settings, results: Results) -> list[str]:
@@ -533,15 +554,20 @@ def grpo_verdict(config: Settings, results: Results) -> str:
     """Say whether many answers of SRM gain more pass@1 than few of the Transformer, if both had
     something to learn from."""
     gained = {
-        kind: (rates(results[f"{kind} {BALANCED}"], [1]) - rates(results[kind], [1]))
+        kind: rates_by_seed(results[f"{kind} {BALANCED}"], [1]) - rates_by_seed(results[kind], [1])
         for kind in MODELS
     }
     apart = gained[REFERENCE] - gained[TRANSFORMER]
+    learned_srm = rates_by_seed(results[f"{REFERENCE} {BALANCED}"], [1])
     claim = (
         f"That {config.grpo.rollouts} rollouts of SRM gain more by GRPO than "
         f"{config.grpo.transformer_rollouts} of the Transformer for the same compute"
     )
-    outcome, of_gap = decide(claim, resampled_means(apart, RESAMPLED, 0)[:, 0])
+    outcome, of_gap = decide(
+        claim,
+        resampled_means(apart, RESAMPLED, 0)[:, 0],
+        resampled_means(learned_srm, RESAMPLED, 0)[:, 0] - rates(results[RANDOM], [1]).mean(),
+    )
     mixed = {kind: mean(seed["mixed"] for seed in results[f"{kind} {BALANCED}"]) for kind in MODELS}
     if mixed[least := min(MODELS, key=mixed.__getitem__)] < LEAST_MIXED:
         outcome = (
@@ -552,7 +578,7 @@ def grpo_verdict(config: Settings, results: Results) -> str:
     return (
         f"{outcome}: in {config.grpo_minutes:g} processor minutes of balanced GRPO pass@1 "
         f"goes by {srm:+.4f} and by {other:+.4f}, a difference of {apart.mean():+.4f} "
-        f"({of_gap.low:+.4f} … {of_gap.high:+.4f}, 95 % over puzzles)."
+        f"({of_gap.low:+.4f} … {of_gap.high:+.4f}, 95 % over puzzles and seeds)."
     )
 
 

@@ -161,13 +161,19 @@ def solved(rules: GRPOConfig, model: Path) -> Numbers:
     return {"right": solved_rates.right, "samples": solved_rates.samples}
 
 
+def rates_by_seed(results: Sequence[Numbers], ks: Sequence[int]) -> Floats:
+    """Return each question's estimate of pass@k, [seeds, questions, ks]."""
+    return np.stack(
+        [
+            pass_table([Tally(result["samples"], right) for right in result["right"]], ks)
+            for result in results
+        ]
+    )
+
+
 def rates(results: Sequence[Numbers], ks: Sequence[int]) -> Floats:
     """Return each question's estimate of pass@k, mean over seeds, [questions, ks]."""
-    tables = (
-        pass_table([Tally(result["samples"], right) for right in result["right"]], ks)
-        for result in results
-    )
-    solved_rates: Floats = np.mean(list(tables), axis=0)
+    solved_rates: Floats = rates_by_seed(results, ks).mean(axis=0)
     return solved_rates
 
 

@@ -176,7 +176,7 @@ def train_case(config: Settings, corpus: Corpus, case: str, seed: int) -> Number
         return Autoencoder(encoder or make(), make(), config.d_model, is_frozen=is_frozen)
 
     batches = Repeated(corpus.batches(config.rows, config.n_ctx, seed))
-    run, _, took = fit(joined, batches, seed, config.steps, rate)
+    run, _, took = fit(joined, batches, seed, config.steps, learning_rate=rate)
     loss = run.evaluate([(ids, ids) for ids, _ in corpus.evaluation(config.rows, config.n_ctx)])
     return {"loss": loss, "ratio": 1 - loss / math.log(corpus.vocab_size), **before, **took}
 

@@ -58,7 +58,8 @@ class Attention(nn.Module):
         )
         queries, keys = rotated(queries), rotated(keys)
         if queries.device.type == "cpu" and torch.is_grad_enabled():
-            with sdpa_kernel(fastest_attention(queries.shape, queries.dtype)):
+            ways = [fastest_attention(queries.shape, queries.dtype), SDPBackend.MATH]
+            with sdpa_kernel(ways, set_priority=True):
                 y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         else:
             y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)

@@ -86,16 +86,22 @@ def spaced(largest: int) -> list[int]:
 
 
 def resampled_means(table: Floats, times: int, seed: int) -> Floats:
-    """Return the means over problems that are drawn again from those of `table`, with replacement.
+    """Return the means over problems that are drawn again from those of `table`, with replacement,
+    and so are seeds if it has any.
 
-    Of shape [times, ks]. Their spread is that of other problems of the same kind, sampled anew:
-    the estimates differ between problems for both reasons.
+    `table` is [problems, ks] or [seeds, problems, ks], the result [times, ks]. Its spread is that
+    of other problems of the same kind, sampled anew: the estimates differ between problems for both
+    reasons. Over seeds it is also that of other models, trained anew.
     """
-    problems = len(table)
-    chosen = np.random.default_rng(seed).multinomial(
-        problems, np.full(problems, 1 / problems), times
-    )
-    means: Floats = chosen @ table / problems
+    random = np.random.default_rng(seed)
+    of_seeds = table if table.ndim == 3 else table[None]
+
+    def shares(count: int) -> Floats:
+        return random.multinomial(count, np.full(count, 1 / count), times) / count
+
+    problems = shares(of_seeds.shape[1])
+    seeds = shares(len(of_seeds))
+    means: Floats = np.einsum("ts,tsk->tk", seeds, np.einsum("tp,spk->tsk", problems, of_seeds))
     return means
 
 

@@ -36,6 +36,9 @@ NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "grpo", "grpo_minutes"
 """Settings that results do not depend on: a cached result is used whatever they are. Of GRPO some
 do, whose experiment says so."""
 
+NO_LIMIT = 2**31
+"""Number of updates that no run makes."""
+
 Results = dict[str, list[Numbers]]
 """Results of each case, one for each seed."""
 Report = tuple[Results, Sequence[str], Figure]
@@ -110,28 +113,32 @@ def fit(
     make: Callable[[], LanguageModel],
     batches: TrainingBatches,
     seed: int,
-    steps: int,
+    steps: int = 0,
+    *,
     learning_rate: float,
+    minutes: float = 0.0,
     **treatment: Any,
 ) -> tuple[Run, LanguageModel, Numbers]:
     """Train a model made with this seed; return its run, the model, and what training took.
 
-    The learning rate rises over a tenth of the steps and falls to 0 over the others. Processor
-    seconds are those of all threads, and leave out what evaluation takes. `treatment` has further
-    members of the schedule.
+    Training ends after the steps, or after the minutes of processor time. The learning rate rises
+    over a tenth of either and falls to 0 over the rest. Processor seconds are those of all threads,
+    and leave out what evaluation takes. `treatment` has further members of the schedule.
     """
     torch.manual_seed(seed)
     model = make()
     schedule = Schedule(
         steps=steps,
         learning_rate=learning_rate,
-        warmup_steps=max(1, steps // 10),
+        warmup_steps=max(1, steps // 10) if steps else NO_LIMIT,  # which a tenth of the time is
         weight_decay=0.0,
-        save_every=steps,
+        save_every=steps or NO_LIMIT,
+        minutes=minutes,
         **treatment,
     )
     with processes("cpu") as own, tempfile.TemporaryDirectory() as folder:
-        run = Run(model, schedule, Path(folder), own, {"seed": seed})
+        clock = time.process_time
+        run = Run(model, schedule, Path(folder), own, {"seed": seed}, clock=clock)
         started = time.process_time()
         run.train(batches, [])
         seconds = time.process_time() - started
@@ -157,7 +164,7 @@ def fit_text(
     does, with the loss on held-out text in nats per token."""
     sizes = config.rows, config.n_ctx
     batches = corpus.batches(*sizes, seed)
-    run, model, took = fit(make, batches, seed, steps, learning_rate, **treatment)
+    run, model, took = fit(make, batches, seed, steps, learning_rate=learning_rate, **treatment)
     return run, model, {"loss": run.evaluate(corpus.evaluation(*sizes)), **took}
 
 

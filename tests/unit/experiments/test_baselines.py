@@ -87,7 +87,7 @@ def test_a_rate_that_diverges_loses_and_ends_nothing() -> None:
     tried = {0.1: or_worst(lambda _: {"loss": 2.0})(0), 1.0: or_worst(diverge)(0)}
     tried[2.0] = or_worst(lambda _: {"loss": float("nan"), "steps": 3})(0)
     assert best_rate(tried) == 0.1
-    assert losses_of(tried) == "0.1: 2.000, 1: diverged, 2: diverged"
+    assert losses_of(tried) == "0.1: 2.000, 1.0: diverged, 2.0: diverged"
     del tried[0.1]
     with pytest.raises(ConfigError, match="learning_rates: training diverged with each of 1, 2"):
         best_rate(tried)

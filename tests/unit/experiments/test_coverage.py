@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from research.experiments.coverage import (
     verdict,
 )
 from research.experiments.harness import reinforcing, solving, tasks
+from research.experiments.harness.learning_rates import Start, best_rate, search
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.tasks import (
     EVALUATED,
@@ -47,7 +49,7 @@ from tests.unit.experiments.conftest import Experiment, done_before, numpy_sampl
 TINY = ["--minutes=0.002", "--problems=3", "--samples=20", "--seeds=0,1"]
 SIZES: dict[str, Any] = {
     **{"search_minutes": 0.001, "d_model": 8, "transformer_width": 8, "num_layers": 1},
-    **{"batch_tokens": 200, "learning_rates": (0.001, 0.01)},
+    **{"batch_tokens": 200, "learning_rates": (0.002, 0.004), "most_starts": 3},
 }
 GIVEN = Countdown((25, 3, 7, 4), 64)
 PUZZLES = CountdownTask({"": [GIVEN]})
@@ -88,7 +90,7 @@ def test_both_are_trained_and_set_side_by_side(
     record, page, picture = run_experiment("coverage", *argv, again=again, **SIZES)
     results = record["results"]
     for kind in MODELS:
-        assert len(results[f"search {kind} 0.01"]) == 1
+        assert len(results[f"search {kind} 0.004 x1"]) == 1
         assert [seed["seed"] for seed in results[f"train {kind}"]] == [0, 1]
         for seed in results[kind]:
             assert len(seed["right"]) == 3 and seed["samples"] == 20
@@ -102,7 +104,7 @@ def test_both_are_trained_and_set_side_by_side(
     places = [f"--output={tmp_path / 'output'}", f"--results={folder.parent}", "--threads=1"]
     argv = ["coverage", *argv, *places]
     with monkeypatch.context() as patch:
-        patch.setattr(coverage, "best_rate", lambda *_: 0.5)
+        patch.setattr(coverage, "best_start", lambda *_: Start(0.5))
         with pytest.raises(
             ConfigError, match=r"train_SRM-0.json is of another rate, 0.0.* not 0.5"
         ):
@@ -127,11 +129,19 @@ def test_both_are_trained_and_set_side_by_side(
             coverage.trained(Settings(results=folder.parent), PUZZLES, "SRM", of, 0)
 
 
-def test_the_page_says_where_no_rate_beyond_the_best_was_tried() -> None:
-    assert coverage.edge("SRM", [1e-3], 1e-3) == " No other rate was tried for SRM."
-    assert "is the largest that" in coverage.edge("SRM", [1e-3, 3e-3], 3e-3)
-    assert "is the least that" in coverage.edge("SRM", [1e-3, 3e-3], 1e-3)
-    assert not coverage.edge("SRM", [1e-3, 2e-3, 3e-3], 2e-3)
+def test_a_search_goes_on_until_its_best_start_is_within() -> None:
+    """Or says which starts beside it were left out."""
+
+    def measure(start: Start) -> Numbers:
+        return {"loss": abs(math.log2(start.rate / 4)) + abs(math.log2(start.scale * 8))}
+
+    tried = search([Start(1.0), Start(2.0)], measure, 100)
+    assert best_rate(tried) == Start(4.0, 1 / 8) and len(tried) < 30
+    assert not coverage.edge("SRM", tried)
+    few = search([Start(1.0), Start(2.0)], measure, 3)
+    assert len(few) == 2 + 3
+    left = coverage.edge("SRM", few)
+    assert left == " Beside SRM's best start 8 x1, 4 x0.5, 4 x2 were not tried.", left
 
 
 def test_both_learn_from_rewards_for_the_same_time(
@@ -255,19 +265,23 @@ def test_a_budget_is_read_between_the_ks_and_not_beyond() -> None:
     assert np.isnan(at_budget(rates, ks, 101)) and np.isnan(at_budget(rates, ks, 0.9))
 
 
-def _results(srm: list[int], other: list[int], slower: float) -> dict[str, list[Numbers]]:
-    def drawn(right: list[int], seconds: float) -> list[Numbers]:
+def _results(
+    srm: list[int], other: list[int], slower: float, *seeds: int, guesses: int = 0
+) -> dict[str, list[Numbers]]:
+    """`seeds`: how many more of each of SRM's answers are right with each seed."""
+
+    def drawn(right: list[int], seconds: float, *seeds: int) -> list[Numbers]:
         total = 100 * len(right)
         figures = {"samples": 100, "tokens": 10 * total, "processor_seconds": seconds * total}
-        return [{"right": right, **figures}]
+        return [{"right": [count + more for count in right], **figures} for more in seeds]
 
     trained: list[Numbers] = [{"factors": 5}]
     return {
-        "SRM": drawn(srm, 1.0),
-        "Transformer": drawn(other, slower),
+        "SRM": drawn(srm, 1.0, *(seeds or (0,))),
+        "Transformer": drawn(other, slower, *(0 for _ in seeds or (0,))),
         "train SRM": trained,
         "train Transformer": trained,
-        RANDOM: [{"right": [5, 0, 3], "samples": 100}],
+        RANDOM: [{"right": [guesses] * len(srm), "samples": 100}],
     }
 
 
@@ -285,11 +299,27 @@ def test_the_verdict_is_by_seconds(
     assert outcome in verdict(Settings(samples=100), _results(srm, other, slower))
 
 
+def test_no_verdict_leaves_out_seeds_or_guesses() -> None:
+    """A gap that two seeds of three have is not decided, however many problems there are; nor is
+    one where guesses solve as many."""
+    rare = [1] * 500
+    apart = _results(rare, rare, 1.0, 30, 0, 30)
+    apart["Transformer"] = apart["SRM"][1:2] * 3
+    assert "is not decided here: in" in (said := verdict(Settings(samples=1), apart)), said
+    assert "by seed +0.300, +0.000, +0.300" in said
+    assert "holds here: in" in verdict(Settings(samples=1), _results([40] * 99, rare[:99], 1.0))
+    guessed = _results([40] * 99, rare[:99], 1.0, guesses=40)
+    assert "is not decided here, since guesses solve as many" in verdict(
+        Settings(samples=1), guessed
+    )
+
+
 @pytest.mark.parametrize("cost", [0.1, 0.7, 1.1, 1 / 3, 2.3e-5, 49.0, 1.7e-3])
 @pytest.mark.parametrize("samples", [500, 10_000])
 def test_no_rounding_makes_a_verdict_of_nothing(samples: int, cost: float) -> None:
     """A budget of `samples` answers, divided by the cost of one, may be more than `samples`."""
     results = _results([30] * 9, [30] * 9, 2.0)
+    results[RANDOM][0]["samples"] = samples
     for kind in MODELS:
         (seed,) = results[kind]
         seed["samples"] = samples
@@ -316,7 +346,8 @@ def test_models_that_had_nothing_to_learn_from_are_not_compared(
 
 
 def test_the_hardest_third_is_what_random_combinations_solve_least() -> None:
-    assert hardest(_results([1], [1], 1)).tolist() == [False, True, False]
+    results = {RANDOM: [{"right": [5, 0, 3], "samples": 100}]}
+    assert hardest(results).tolist() == [False, True, False]
 
 
 def write_questions(
