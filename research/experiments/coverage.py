@@ -315,7 +315,7 @@ def run_seed(
     results: Results = {}
     for kind, start in starts.items():
         train = {training(kind): partial(learned, config, task, kind, start)}
-        results |= run(made_of | start._asdict(), **train)
+        results |= run({**made_of, **start._asdict()}, **train)
         weights = results[training(kind)][0].get("weights", "")  # an older result has none
         of_weights = {**made_of, "weights": weights}
         results |= run(of_weights, **{kind: partial(solved, config, task, kind, weights)})

@@ -71,12 +71,13 @@ class Attention(nn.Module):
 def fastest_attention(shape: torch.Size, dtype: torch.dtype) -> SDPBackend:
     """Return how this processor trains attention on queries [rows, heads, length, e] in the least
     time: torch's fused kernel is made for long rows, and takes longer for short ones."""
-    parts = [torch.randn(shape).to(dtype).requires_grad_() for _ in range(3)]
+    queries, keys, values = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(3))
 
     def seconds(backend: SDPBackend) -> float:
         started = time.process_time()
         with sdpa_kernel(backend):
-            F.scaled_dot_product_attention(*parts, is_causal=True).sum().backward()
+            y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+            torch.autograd.backward(y.sum())
         return time.process_time() - started
 
     ways = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH

@@ -89,7 +89,7 @@ def test_a_rate_that_diverges_loses_and_ends_nothing() -> None:
     assert best_rate(tried) == 0.1
     assert losses_of(tried) == "0.1: 2.000, 1.0: diverged, 2.0: diverged"
     del tried[0.1]
-    with pytest.raises(ConfigError, match="learning_rates: training diverged with each of 1.0, 2.0"):
+    with pytest.raises(ConfigError, match=r"diverged with each of 1\.0, 2\.0"):
         best_rate(tried)
 
 

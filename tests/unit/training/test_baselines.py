@@ -17,6 +17,7 @@ from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerSha
 from srm.training.baselines.rwkv4 import RWKV4, RWKV4Block, RWKV4Shape, weighted_mean
 from srm.training.baselines.transformer import (
     PROBES,
+    Attention,
     Transformer,
     TransformerShape,
     fastest_attention,
@@ -128,7 +129,7 @@ def test_a_transformer_begins_with_outputs_of_one_size() -> None:
 def test_attention_takes_the_way_that_is_faster_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processor's clock, tried once for a shape; both ways have the same gradients."""
     shape, grads = torch.Size([2, 3, 9, 8]), []
-    attention = Transformer(TransformerShape(24, 1, 3, 24, VOCAB)).mixer_blocks[0].attention
+    attention = Attention(TransformerShape(24, 1, 3, 24, VOCAB))
     x = torch.randn(2, 9, 24)
     for slower in (0.0, 1.0):
         seconds = iter([time for _ in range(PROBES) for time in (0.0, slower)] + [0.0, 0.5] * 3)
@@ -139,7 +140,8 @@ def test_attention_takes_the_way_that_is_faster_here(monkeypatch: pytest.MonkeyP
         way = fastest_attention(shape, torch.float32)
         assert way == (SDPBackend.MATH if slower else SDPBackend.FLASH_ATTENTION)
         attention.zero_grad()
-        attention(x).sum().backward()
+        torch.autograd.backward(attention(x).sum())
+        assert attention.out.weight.grad is not None
         grads.append(attention.out.weight.grad.clone())
     torch.testing.assert_close(*grads)
 
