@@ -305,8 +305,8 @@ def test_no_verdict_leaves_out_seeds_or_guesses() -> None:
     rare = [1] * 500
     apart = _results(rare, rare, 1.0, 30, 0, 30)
     apart["Transformer"] = apart["SRM"][1:2] * 3
-    assert "is not decided here: in" in (said := verdict(Settings(samples=1), apart)), said
-    assert "by seed +0.300, +0.000, +0.300" in said
+    sentence = verdict(Settings(samples=1), apart)
+    assert "is not decided here: in" in sentence and "seed +0.300, +0.000, +0.300" in sentence
     assert "holds here: in" in verdict(Settings(samples=1), _results([40] * 99, rare[:99], 1.0))
     guessed = _results([40] * 99, rare[:99], 1.0, guesses=40)
     assert "is not decided here, since guesses solve as many" in verdict(
