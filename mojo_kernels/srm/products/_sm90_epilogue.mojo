@@ -60,6 +60,8 @@ struct Variants(ImplicitlyCopyable):
 
     var tanh: Bool
     """Whether SiLU into bfloat16 is computed by a hyperbolic tangent."""
+    var ahead: Bool
+    """Whether what a chunk reads of memory is read a chunk ahead, the first before the sums."""
 
     @staticmethod
     def named(names: StaticString) -> Self:
@@ -71,7 +73,7 @@ struct Variants(ImplicitlyCopyable):
         Returns:
             The variants.
         """
-        return Self(tanh="tanh" in names)
+        return Self(tanh="tanh" in names, ahead="ahead" in names)
 
 
 struct Parts(ImplicitlyCopyable):
@@ -129,6 +131,14 @@ struct Parts(ImplicitlyCopyable):
             Whether it is: the one of SiLU, of factors in e4m3.
         """
         return self.factors == E4M3 and self.silu
+
+    def ahead(self) -> Bool:
+        """Tell whether chunks are read ahead.
+
+        Returns:
+            Whether they are: but for an e4m3 output, whose divisors have no registers left.
+        """
+        return self.variants.ahead and not self.narrow()
 
 
 @fieldwise_init
@@ -501,11 +511,77 @@ def read_temperatures(to: Tensors, row: Int) -> RowNorm:
     return norm
 
 
+struct Chunk[N: Int, parts: Parts](ImplicitlyCopyable):
+    """What a thread reads of memory for a chunk; what has no part in it stays undefined.
+
+    Parameters:
+        N: Columns of the output.
+        parts: What goes into it.
+    """
+
+    var bias: SIMD[BF16, 16]
+    """Of two columns of each eight."""
+    var columns: SIMD[F32, 32]
+    """Of the same columns: sums or scales, and biases."""
+    var divisors: SIMD[F32, 16]
+    """Of the same columns."""
+    var residual: SIMD[BF16, 4 * VECTOR]
+    """Vector lane % 8 of rows i * 4 + lane / 8; 0 of rows beyond the output."""
+
+    def __init__(out self):
+        """Have nothing."""
+        self.bias, self.columns, self.divisors, self.residual = 0, 0, 1, 0
+
+    @always_inline
+    def read_columns(mut self, to: Tensors, column: Int):
+        """Read all but the residual.
+
+        Args:
+            to: The tensors.
+            column: The first column of the chunk.
+        """
+        comptime for eight in range(CHUNK // 8):
+            var of = column + eight * 8 + Int(lane_id()) % 4 * 2
+            comptime if Self.parts.bias:
+                self.bias = self.bias.insert[offset=eight * 2](
+                    to.bias.unsafe_load[width=2, alignment=4](of)
+                )
+            comptime if Self.parts.norm or Self.parts.factors == E4M3:
+                self.columns = self.columns.insert[offset=eight * 4](
+                    to.columns.unsafe_load[width=4, alignment=16](of * 2)
+                )
+            comptime if Self.parts.narrow():
+                self.divisors = self.divisors.insert[offset=eight * 2](
+                    to.divisors.unsafe_load[width=2, alignment=8](of)
+                )
+
+    @always_inline
+    def read_residual(mut self, to: Tensors, row: Int, column: Int, rows: Int):
+        """Read the residual, if there is one.
+
+        Args:
+            to: The tensors.
+            row: The warp's first row.
+            column: The first column of the chunk.
+            rows: Rows of the output.
+        """
+        self.residual = 0
+        comptime for i in range(4 if Self.parts.residual else 0):
+            var r = row + i * 4 + Int(lane_id()) // 8
+            if r < rows:
+                self.residual = self.residual.insert[offset=i * VECTOR](
+                    to.residual.unsafe_load[width=VECTOR, alignment=16](
+                        r * Self.N + column + Int(lane_id()) % 8 * VECTOR
+                    )
+                )
+
+
 @always_inline
 def finish_sums[
     N: Int, parts: Parts
 ](
     sums: Sums,
+    first: Chunk[N, parts],
     norm: RowNorm,
     to: Tensors,
     patch: Patch,
@@ -524,6 +600,7 @@ def finish_sums[
 
     Args:
         sums: The thread's.
+        first: What is read for the first chunk, if it is read ahead.
         norm: Of the thread's rows.
         to: The tensors.
         patch: The warp's shared memory.
@@ -540,32 +617,27 @@ def finish_sums[
             column + chunk * CHUNK + lane % 8 * VECTOR
         )
 
-    @always_inline
-    def fetch(chunk: Int) {imm} -> SIMD[BF16, 4 * VECTOR]:
-        var found = SIMD[BF16, 4 * VECTOR](0)
-        comptime for i in range(4):
-            if row + i * 4 + lane // 8 < rows:
-                found = found.insert[offset=i * VECTOR](
-                    to.residual.unsafe_load[width=VECTOR, alignment=16](
-                        place(chunk, i)
-                    )
-                )
-        return found
-
     var outputs = Outputs(0)
-    var coming = SIMD[BF16, 4 * VECTOR](0)
-    comptime if parts.residual:
-        coming = fetch(0)
+    var coming = first
+    comptime ahead = parts.ahead()
+    comptime if not ahead:
+        coming.read_residual(to, row, column, rows)
     comptime for chunk in range(BN // CHUNK):
+        comptime next = chunk + 1
         comptime if parts.residual:
             comptime for i in range(4):
                 patch.unsafe_store[alignment=16](
                     vector_at(i * 4 + lane // 8, lane % 8),
-                    coming.slice[VECTOR, offset=i * VECTOR](),
+                    coming.residual.slice[VECTOR, offset=i * VECTOR](),
                 )
-            comptime if chunk + 1 < BN // CHUNK:
-                coming = fetch(chunk + 1)
+            comptime if next < BN // CHUNK:
+                coming.read_residual(to, row, column + next * CHUNK, rows)
             syncwarp()
+        comptime if not ahead:
+            coming.read_columns(to, column + chunk * CHUNK)
+        var here = coming
+        comptime if ahead and next < BN // CHUNK:
+            coming.read_columns(to, column + next * CHUNK)
         var words = SIMD[DType.uint32, 8](
             0
         )  # of an e4m3 output: 4 of each of the two rows
@@ -576,25 +648,20 @@ def finish_sums[
             )
             var divisor = SIMD[F32, 8](1)
             comptime for i in range(2):
-                var of = column + chunk * CHUNK + (eight + i) * 8 + lane % 4 * 2
+                comptime of = eight + i
                 var z = y.slice[4, offset=i * 4]()
+                var c, b = here.columns.slice[4, offset=of * 4]().deinterleave()
                 comptime if parts.bias:
-                    var b = to.bias.unsafe_load[width=2, alignment=4](of)
-                    z += b.join(b).cast[F32]()
+                    var added = here.bias.slice[2, offset=of * 2]()
+                    z += added.join(added).cast[F32]()
                 comptime if parts.norm:
-                    var c, b = to.columns.unsafe_load[width=4, alignment=16](
-                        of * 2
-                    ).deinterleave()
                     z = norm.scale.fma(
                         (-norm.mean).fma(c.join(c), z), b.join(b)
                     )
                 comptime if parts.factors == E4M3:
-                    var s, b = to.columns.unsafe_load[width=4, alignment=16](
-                        of * 2
-                    ).deinterleave()
-                    z = z.fma(s.join(s), b.join(b))
+                    z = z.fma(c.join(c), b.join(b))
                 comptime if parts.narrow():
-                    var by = to.divisors.unsafe_load[width=2, alignment=8](of)
+                    var by = here.divisors.slice[2, offset=of * 2]()
                     divisor = divisor.insert[offset=i * 4](by.join(by))
                 y = y.insert[offset=i * 4](z)
             comptime if parts.silu:

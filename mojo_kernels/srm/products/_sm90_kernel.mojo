@@ -36,6 +36,7 @@ from std.utils.static_tuple import StaticTuple
 from ._sm90_epilogue import (
     BF16,
     BN,
+    Chunk,
     F32,
     PATCH_BYTES,
     Parts,
@@ -216,6 +217,11 @@ def product_kernel[
             var norm = read_norm[K, parts](moments, row, Int(rows))
             comptime if parts.slices:
                 norm = read_temperatures(to, row)
+            var column = tile % tiles_n * BN
+            var first = Chunk[N, parts]()
+            comptime if parts.ahead():
+                first.read_columns(to, column)
+                first.read_residual(to, row, column, Int(rows))
             var sums = Sums(0)
             for turn in range(turns):
                 comptime for s in range(STAGES):
@@ -252,13 +258,7 @@ def product_kernel[
             wgmma_wait_group_sync[0]()
             if in_group < blocks:
                 empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
-            finish_sums[N, parts](
-                sums,
-                norm,
-                to,
-                patch,
-                row,
-                tile % tiles_n * BN,
-                Int(rows),
+            finish_sums(
+                sums, first, norm, to, patch, row, column, Int(rows)
             )
     cluster_sync()  # a block that ended could not be arrived at

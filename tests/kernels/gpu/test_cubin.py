@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.gpu.test_products import KINDS, SMALL, VARIANTS
-from tests.kit.ptx.cubin import MUFU, Resources, kernels_of, opcodes_of
+from tests.kernels.gpu.test_products import ALL, KINDS, SMALL
+from tests.kit.ptx.cubin import HGMMA, LDG, MUFU, Resources, kernels_of, opcodes_of
 from tests.kit.ptx.mojo_program import printed
 
 REGISTERS, SHARED = 65_536, 232_448
@@ -31,7 +31,7 @@ those that its launch asks for."""
     ("source", "defines"),
     [
         *((source, []) for source in ("batch", "row", "product")),
-        *(("product", [f"variants={names}"]) for names in VARIANTS),
+        ("product", [f"variants={ALL}"]),
         pytest.param("product", ["wide"], marks=pytest.mark.slow),
     ],
 )
@@ -44,10 +44,35 @@ def test_registers_suffice_and_blocks_fit(source: str, defines: list[str]) -> No
 
 def test_tanh_halves_special_functions() -> None:
     """Of SiLU of a tile: 128 values a thread, and one each of its two rows' norms."""
-    codes = [printed("product_kernels.mojo", "object", *more) for more in ([], ["variants=tanh"])]
-    today, tanh = (opcodes_of(code["normed_up 512 512"]) for code in codes)
-    assert (today[MUFU], tanh[MUFU]) == (258, 130)
-    assert tanh.total() <= today.total() - 250
+    today, tanh = (codes_of(names)["normed_up"] for names in ("", ALL))
+    assert (today.count(MUFU), tanh.count(MUFU)) == (258, 130)
+    assert len(tanh) <= len(today) - 250
+
+
+@pytest.mark.parametrize(
+    ("kind", "loads"),
+    [
+        ("normed_up", (32, 24)),
+        ("normed_proj_in", (32, 24)),
+        ("measured_down", (48, 36)),
+    ],
+)
+def test_the_first_chunk_is_read_ahead(kind: str, loads: tuple[int, int]) -> None:
+    """Loads behind the last product: of four chunks, or of all but the first."""
+    codes = [codes_of(names)[kind] for names in ("", ALL)]
+    behind = [code[::-1][: code[::-1].index(HGMMA)].count(LDG) for code in codes]
+    assert tuple(behind) == loads
+
+
+def codes_of(variants: str) -> dict[str, list[int]]:
+    """The opcodes of the products of these variants, 512 deep, by their kinds."""
+    defines = [f"variants={variants}"] if variants else []
+    made = printed("product_kernels.mojo", "object", *defines)
+    return {
+        name.partition(" ")[0]: opcodes_of(code)
+        for name, code in made.items()
+        if name.endswith(" 512 512")
+    }
 
 
 def check(name: str, taken: Resources) -> None:

@@ -49,8 +49,14 @@ KINDS = {
 """(has bias, has SiLU, has residual): epilogues of harness.py; the head with the softmax of each
 slice; products of normalised rows, and one that writes the moments of its rows; two of factors in
 e4m3, the first into such a factor, the second with moments."""
-VARIANTS = {"tanh": ["normed_up"]}
-"""Variants of kernels, and the kinds that each changes."""
+VARIANTS = {
+    "tanh": ["normed_up"],
+    "ahead": ["normed_up", "normed_proj_in", "measured_down", "down_e4m3"],
+}
+"""Variants of kernels, and the kinds that each changes. All but "tanh" give today's bits."""
+ALL = ",".join(VARIANTS)
+VARIANT_CASES = [(names, kind) for names in VARIANTS for kind in VARIANTS[names]]
+VARIANT_CASES += [(ALL, kind) for kind in ("normed_up", "measured_down")]
 MEANS = 0, 3, -30, 300
 """Of every fourth row that is normalised, in deviations; in bfloat16 300 is next to 302."""
 PLAIN = {"up", "proj_in", "head", "normed_proj_in"}
@@ -245,17 +251,19 @@ def test_small_tiles_give_the_same_bits(
     np.testing.assert_array_equal(small.slices, whole.slices)
 
 
-@pytest.mark.parametrize("rows", [1, 129, 257])
-@pytest.mark.parametrize(
-    ("variants", "kind"), [(names, kind) for names in VARIANTS for kind in VARIANTS[names]]
-)
-def test_variants_are_right(variants: str, kind: str, rows: int) -> None:
-    check(kind, run_variants(variants, kind, rows))
+@pytest.mark.parametrize("rows", [129, 257])
+@pytest.mark.parametrize(("variants", "kind"), VARIANT_CASES)
+def test_variants_are_right(
+    ran: Callable[[str, int], Run], variants: str, kind: str, rows: int
+) -> None:
+    result = run_variants(variants, kind, rows)
+    check(kind, result)
+    if "tanh" not in variants:
+        np.testing.assert_array_equal(result.out, ran(kind, rows).out)
+        np.testing.assert_array_equal(result.slices, ran(kind, rows).slices)
 
 
-@pytest.mark.parametrize(
-    ("variants", "kind"), [(names, kind) for names in VARIANTS for kind in VARIANTS[names]]
-)
+@pytest.mark.parametrize(("variants", "kind"), VARIANT_CASES)
 def test_small_tiles_of_variants_give_the_same_bits(variants: str, kind: str) -> None:
     small, large = (run_variants(variants, f"{size}{kind}", 129) for size in (SMALL, ""))
     np.testing.assert_array_equal(small.out, large.out)
