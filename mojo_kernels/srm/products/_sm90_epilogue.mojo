@@ -10,8 +10,11 @@ beside each other in it, an order that only its reader has to know (`sm90.mojo`)
 """
 
 import max.gpu.primitives.warp as warp
+from layout import Coord, Idx, TileTensor, row_major
+from layout.tma_async import TMATensorTile
 from max.gpu import lane_id
 from max.gpu.compute.mma import ld_matrix, st_matrix
+from max.gpu.memory import fence_async_view_proxy
 from max.gpu.sync import syncwarp
 from std.math import exp, rsqrt
 from std.memory import bitcast
@@ -36,6 +39,11 @@ comptime VECTOR = 8
 """Values of bfloat16 in the 16 bytes that a thread moves at a time."""
 comptime PATCH_BYTES = 16 * CHUNK * 2
 """Shared memory of a warp: 16 rows of a chunk, in bfloat16."""
+
+comptime OUT_TILE = Coord(Idx[16], Idx[CHUNK])
+"""What TMA stores of the output at a time: a patch, which lies as a swizzle of 128 bytes has it."""
+comptime OutTiles = TMATensorTile[BF16, OUT_TILE]
+"""Describes the output, [M, N]."""
 
 comptime Values[dtype: DType] = Pointer[
     Scalar[dtype], UntrackedOrigin[mut=True]
@@ -62,6 +70,8 @@ struct Variants(ImplicitlyCopyable):
     """Whether SiLU into bfloat16 is computed by a hyperbolic tangent."""
     var ahead: Bool
     """Whether what a chunk reads of memory is read a chunk ahead, the first before the sums."""
+    var stores: Bool
+    """Whether a warp's chunks of bfloat16 are stored by TMA, from two patches by turns."""
 
     @staticmethod
     def named(names: StaticString) -> Self:
@@ -73,7 +83,11 @@ struct Variants(ImplicitlyCopyable):
         Returns:
             The variants.
         """
-        return Self(tanh="tanh" in names, ahead="ahead" in names)
+        return Self(
+            tanh="tanh" in names,
+            ahead="ahead" in names,
+            stores="stores" in names,
+        )
 
 
 struct Parts(ImplicitlyCopyable):
@@ -139,6 +153,14 @@ struct Parts(ImplicitlyCopyable):
             Whether they are: but for an e4m3 output, whose divisors have no registers left.
         """
         return self.variants.ahead and not self.narrow()
+
+    def patches(self) -> Int:
+        """Count a warp's patches.
+
+        Returns:
+            Two where TMA stores them, else one.
+        """
+        return 2 if self.variants.stores and not self.narrow() else 1
 
 
 @fieldwise_init
@@ -241,7 +263,9 @@ def silu[
 
 
 @always_inline
-def silu_by_tanh[width: SIMDLength, //](x: SIMD[F32, width]) -> SIMD[F32, width]:
+def silu_by_tanh[
+    width: SIMDLength, //
+](x: SIMD[F32, width]) -> SIMD[F32, width]:
     """Compute x / (1 + exp(-x)) as h + h tanh(h), h = x / 2, by one approximate instruction a value.
 
     The tangent is right to 2^-11 of itself, so the error is at most 2^-12 of x.
@@ -584,7 +608,8 @@ def finish_sums[
     first: Chunk[N, parts],
     norm: RowNorm,
     to: Tensors,
-    patch: Patch,
+    out_tiles: OutTiles,
+    patches: Patch,
     row: Int,
     column: Int,
     rows: Int,
@@ -603,12 +628,14 @@ def finish_sums[
         first: What is read for the first chunk, if it is read ahead.
         norm: Of the thread's rows.
         to: The tensors.
-        patch: The warp's shared memory.
+        out_tiles: Describes the output, where TMA stores it.
+        patches: The warp's shared memory.
         row: The warp's first row.
         column: The tile's first column.
         rows: Rows of the output.
     """
     var lane = Int(lane_id())
+    comptime by_tma = parts.patches() > 1
 
     # As it moves vectors, a thread has rows i * 4 + lane / 8 and vector lane % 8 of them.
     @always_inline
@@ -624,6 +651,13 @@ def finish_sums[
         coming.read_residual(to, row, column, rows)
     comptime for chunk in range(BN // CHUNK):
         comptime next = chunk + 1
+        var patch = patches
+        comptime if by_tma:
+            patch = patches.unsafe_offset(chunk % 2 * 16 * CHUNK)
+            # The store before the last one has read this patch.
+            if lane == 0:
+                out_tiles.wait_group[1]()
+            syncwarp()
         comptime if parts.residual:
             comptime for i in range(4):
                 patch.unsafe_store[alignment=16](
@@ -686,6 +720,16 @@ def finish_sums[
                         (r * N + column + chunk * CHUNK) // 4 + lane % 4 * 4,
                         words.slice[4, offset=half * 4](),
                     )
+            continue
+        comptime if by_tma:
+            fence_async_view_proxy()
+            syncwarp()
+            if lane == 0:
+                out_tiles.async_store(
+                    TileTensor(patch, row_major[16, CHUNK]()),
+                    (column + chunk * CHUNK, row),
+                )
+                out_tiles.commit_group()
             continue
         syncwarp()
         comptime for i in range(4):

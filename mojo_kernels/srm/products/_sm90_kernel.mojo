@@ -38,6 +38,7 @@ from ._sm90_epilogue import (
     BN,
     Chunk,
     F32,
+    OutTiles,
     PATCH_BYTES,
     Parts,
     Sums,
@@ -66,9 +67,9 @@ comptime STAGE_BYTES = (MOST_ROWS + BN) * ROW_BYTES
 """Of a stage."""
 comptime PATCHES = STAGES * STAGE_BYTES
 """Where the patches of the eight consuming warps begin."""
-comptime BARRIERS = PATCHES + 8 * PATCH_BYTES
+comptime BARRIERS[parts: Parts] = PATCHES + 8 * PATCH_BYTES * parts.patches()
 """Where the barriers begin, `full` before `empty`."""
-comptime SHARED_BYTES = BARRIERS + 2 * STAGES * 8
+comptime SHARED_BYTES[parts: Parts] = BARRIERS[parts] + 2 * STAGES * 8
 """Shared memory of a block."""
 comptime THREADS = 384
 """Threads of a block."""
@@ -88,11 +89,13 @@ comptime W_TILE[factors: DType, BM: Int] = Coord(
 )
 @__llvm_arg_metadata(x_tiles, `nvvm.grid_constant`)
 @__llvm_arg_metadata(w_tiles, `nvvm.grid_constant`)
+@__llvm_arg_metadata(out_tiles, `nvvm.grid_constant`)
 def product_kernel[
     N: Int, K: Int, parts: Parts, BM: Int
 ](
     x_tiles: TMATensorTile[parts.factors, X_TILE[parts.factors, BM]],
     w_tiles: TMATensorTile[parts.factors, W_TILE[parts.factors, BM]],
+    out_tiles: OutTiles,
     out_: Values[BF16],
     bias: Values[BF16],
     residual: Values[BF16],
@@ -116,6 +119,7 @@ def product_kernel[
     Args:
         x_tiles: Describes x, [M, K].
         w_tiles: Describes w, [N, K].
+        out_tiles: Describes the output, where TMA stores it, else anything.
         out_: The output, [M, N].
         bias: The bias, [N]; as all that follow it may point anywhere where `parts` has it not.
         residual: The residual, [M, N].
@@ -139,7 +143,9 @@ def product_kernel[
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]()
-    var full = shared.unsafe_offset(BARRIERS).unsafe_bitcast[SharedMemBarrier]()
+    var full = shared.unsafe_offset(BARRIERS[parts]).unsafe_bitcast[
+        SharedMemBarrier
+    ]()
     var empty = full.unsafe_offset(STAGES)
     var rank = Int(block_idx.x) % blocks
     if thread_idx.x == 0:
@@ -196,8 +202,8 @@ def product_kernel[
         var consumer = group - 1
         var in_group = Int(thread_idx.x) % 128
         var warp_row = consumer * LEAST_ROWS + in_group // 32 * 16
-        var patch = shared.unsafe_offset(
-            PATCHES + warp_row // 16 * PATCH_BYTES
+        var patches = shared.unsafe_offset(
+            PATCHES + warp_row // 16 * PATCH_BYTES * parts.patches()
         ).unsafe_bitcast[Scalar[BF16]]()
         var to = Tensors(
             out_,
@@ -259,6 +265,16 @@ def product_kernel[
             if in_group < blocks:
                 empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
             finish_sums(
-                sums, first, norm, to, patch, row, column, Int(rows)
+                sums,
+                first,
+                norm,
+                to,
+                out_tiles,
+                patches,
+                row,
+                column,
+                Int(rows),
             )
+        comptime if parts.patches() > 1:
+            out_tiles.wait_group[0]()  # shared memory lasts as long as a block
     cluster_sync()  # a block that ended could not be arrived at

@@ -51,7 +51,17 @@ from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from std.math import ceildiv
 
-from ._sm90_epilogue import BF16, BN, E4M3, F32, Parts, Tensors, Values
+from ._sm90_epilogue import (
+    BF16,
+    BN,
+    E4M3,
+    F32,
+    OUT_TILE,
+    OutTiles,
+    Parts,
+    Tensors,
+    Values,
+)
 from ._sm90_kernel import (
     BLOCKS,
     CLUSTER_ROWS,
@@ -162,9 +172,16 @@ def enqueue_tiles[
             row_major(Coord(Idx[N], Idx[K])),
         ),
     )
+    var out_tiles = OutTiles(x_tiles.descriptor)
+    comptime if parts.patches() > 1:
+        var described = create_tensor_tile[
+            OUT_TILE, swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+        ](ctx, TileTensor(tensors.out_, row_major(Coord(rows, Idx[N]))))
+        out_tiles = OutTiles(described.descriptor)
     ctx.enqueue_function[product_kernel[N, K, parts, BM]](
         x_tiles,
         w_tiles,
+        out_tiles,
         tensors.out_,
         tensors.bias,
         tensors.residual,
@@ -178,9 +195,9 @@ def enqueue_tiles[
         Int32(rows),
         grid_dim=clusters * BLOCKS[BM],
         block_dim=THREADS,
-        shared_mem_bytes=SHARED_BYTES,
+        shared_mem_bytes=SHARED_BYTES[parts],
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(SHARED_BYTES)
+            UInt32(SHARED_BYTES[parts])
         ),
     )
 
@@ -243,9 +260,7 @@ struct _LinearSM90:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_linear_sm90 is for sm_90 alone"
-        comptime parts = Parts(
-            bias=has_bias, silu=silu, residual=has_residual
-        )
+        comptime parts = Parts(bias=has_bias, silu=silu, residual=has_residual)
         var to = Tensors(anywhere(output))
         to.bias, to.residual = anywhere(bias), anywhere(residual)
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)

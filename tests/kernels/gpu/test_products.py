@@ -29,7 +29,7 @@ SAMPLED = [Settings(), Settings(0.02), Settings(2.5, top_k=3), Settings(2.5), Se
 SAMPLING = records(SAMPLED, np.arange(len(SAMPLED)))
 SLOTS = np.repeat(np.array([3, 0, 2, 1, 4, 2], np.int32), [40, 40, 56, 62, 1, 1])
 """How the first rows are sampled; those beyond are not."""
-THREADS, SHARED_BYTES = 384, 213_056  # of _sm90_kernel.mojo
+THREADS, SHARED_BYTES, PATCHES_BYTES = 384, 213_056, 16_384  # of _sm90_kernel.mojo
 SLICE, WARP_ROWS = 256, 16
 COLUMNS = 512
 SMALL = "small_"
@@ -51,9 +51,10 @@ slice; products of normalised rows, and one that writes the moments of its rows;
 e4m3, the first into such a factor, the second with moments."""
 VARIANTS = {
     "tanh": ["normed_up"],
-    "ahead": ["normed_up", "normed_proj_in", "measured_down", "down_e4m3"],
+    "ahead": ["normed_proj_in", "measured_down", "down_e4m3"],
+    "stores": ["slices", "measured_down", "down_e4m3"],
 }
-"""Variants of kernels, and the kinds that each changes. All but "tanh" give today's bits."""
+"""Variants of kernels, and kinds that each changes. All but "tanh" give today's bits."""
 ALL = ",".join(VARIANTS)
 VARIANT_CASES = [(names, kind) for names in VARIANTS for kind in VARIANTS[names]]
 VARIANT_CASES += [(ALL, kind) for kind in ("normed_up", "measured_down")]
@@ -124,10 +125,12 @@ def run(
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
     of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
     factors = (TensorMap(array, 64 if is_small else 128) for array in given[:2])
-    arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices]
+    arguments: list[Array | int | TensorMap] = [*factors, TensorMap(out, WARP_ROWS), out]
+    arguments += [*given[2:], slices]
     arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
     arguments += [SAMPLING, SLOTS[:rows], min(rows, len(SLOTS)), rows]
-    cluster = Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows)
+    shared = SHARED_BYTES + PATCHES_BYTES * ("stores" in variants)
+    cluster = Cluster(text, THREADS, shared, tuple(arguments), seed=rows)
     cluster.run()
 
     has_bias, silu, has_residual = KINDS[kind]
@@ -287,6 +290,25 @@ def test_mistakes_are_told(kernels: dict[str, str], part: str, instead: str, err
     assert changes
     with pytest.raises(PTXError, match=error):
         check("down", run(text, "down", 128, 512))
+
+
+@pytest.mark.parametrize(
+    ("part", "instead", "error"),
+    [
+        (r"wait_group\.read\s+1;", "wait_group.read 2;", "a store still reads"),
+        (r"wait_group\.read\s+0;", "wait_group.read 1;", "whose store still reads"),
+        (r"fence\.proxy\.async\S*;", "", "no fence"),
+        (r"(fence\.proxy\.async\S*;\s*)bar\.warp\.sync", r"\1// bar.warp.sync", "a race"),
+        (r"(wait_group\.read[^$]*\$\w+:\s[^$]*?)bar\.warp\.sync", r"\1// bar.warp.sync", "a race"),
+    ],
+)
+def test_mistakes_in_stores_are_found(part: str, instead: str, error: str) -> None:
+    """A patch used again too early, or not shown to TMA."""
+    text = compile_kernels("variants=stores")[f"measured_down {COLUMNS} 512"]
+    text, changes = re.subn(part, instead, text)
+    assert changes
+    with pytest.raises(PTXError, match=error):
+        run(text, "measured_down", 257, 512, variants="stores")
 
 
 @pytest.mark.slow

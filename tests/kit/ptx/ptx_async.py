@@ -1,7 +1,8 @@
 """What a block of a cluster does beside its threads: copies by TMA, products by wgmma, barriers.
 
-A copy lands when `Cluster` lets it, a product reads its factors as late as the kernel's waits
-allow. Who overwrites what a product still reads, or reads what is still to come, is told. Addresses
+A copy lands when `Cluster` lets it, a product reads its factors and a store its patch as late as
+the kernel's waits allow. Who overwrites what these still read, or reads what is still to come, is
+told, and so is a store of what no fence has shown to TMA. Addresses
 in shared memory carry the block's rank in its cluster, as those of a GPU may.
 """
 
@@ -94,12 +95,52 @@ class Product(NamedTuple):
     meaning: Callable[[Array], Array]
 
 
+class Store(NamedTuple):
+    """A store that a thread has begun: of bytes from `start` to `end`, to a matrix's rows from
+    `top` and columns from `first` on."""
+
+    start: int
+    end: int
+    tensor: TensorMap
+    top: int
+    first: int
+
+
 class WarpMemory(Memory):
     """Shared memory of which each word belongs to one warp, which meets in barriers of its own."""
 
     def pass_barrier(self) -> None:
         super().pass_barrier()
         self._warp = np.full(len(self._writer), -1)
+        self._is_unfenced = np.zeros(len(self._writer), np.bool_)
+        self._stores: list[Store] = []
+
+    def fence(self, warp: int) -> None:
+        """Show TMA what this warp wrote."""
+        self._is_unfenced[self._warp == warp] = False
+
+    def begin_store(self, thread: int, store: Store) -> None:
+        """A store reads a patch from now on. Raises PTXError if it may not see what is there."""
+        self._read(thread, store)
+        if self._is_unfenced[store.start // 4 : store.end // 4].any():
+            raise PTXError("a store of what no fence has shown to TMA")
+        self._stores.append(store)
+
+    def _read(self, thread: int, store: Store) -> None:
+        places = np.arange(store.start, store.end, 16)
+        super().touch(np.full(len(places), thread), places, 16, writes=False)
+
+    def end_store(self, thread: int, store: Store) -> None:
+        """Write what a store read of its patch to the rows that the matrix has. Only the thread
+        that waited for it knows, until it meets its warp."""
+        self._read(thread, store)
+        self._stores.remove(store)
+        matrix, rows = store.tensor
+        chunks, at = self.shared[store.start : store.end].reshape(rows, 8, 16), np.arange(8)
+        data = np.stack([chunk[at ^ i % 8] for i, chunk in enumerate(chunks)])
+        values = data.reshape(rows, ROW_BYTES).view(matrix.dtype)
+        to = matrix[store.top : store.top + rows, store.first : store.first + values.shape[1]]
+        to[:] = values[: len(to)]
 
     def pass_warp(self, warp: int) -> None:
         """What this warp touched so far races with nothing after it."""
@@ -108,7 +149,11 @@ class WarpMemory(Memory):
 
     def touch(self, threads: Array, address: Array, size: int, writes: bool) -> None:
         super().touch(threads, address, size, writes)
+        ends = address + size
+        if writes and any(((address < s.end) & (s.start < ends)).any() for s in self._stores):
+            raise PTXError("a patch is written that a store still reads")
         threads, at = self.words(threads, address, size)
+        self._is_unfenced[at] |= writes
         owner, warp = self._warp[at], threads // WARP
         if ((owner >= 0) & (owner != warp)).any():
             raise PTXError("a race: two warps touch a word")
@@ -120,6 +165,7 @@ class AsyncSteps(Steps):
 
     memory: WarpMemory
     of_warps = (*Steps.of_warps, *MATRIX, "wgmma", "bar.warp", "barrier.cluster", "setmaxnreg")
+    of_warps = (*of_warps, "fence.proxy")
 
     def __init__(
         self,
@@ -137,6 +183,9 @@ class AsyncSteps(Steps):
         self._begun: dict[int, list[Product]] = {warp: [] for warp in range(threads // WARP)}
         self._groups: dict[int, deque[list[Product]]] = {w: deque() for w in self._begun}
         self._committed = dict.fromkeys(self._begun, 0)
+        self._stores: dict[int, deque[list[Store]]] = {
+            thread: deque([[]]) for thread in range(threads)
+        }
         self._maps = [given for given in arguments if isinstance(given, TensorMap)]
         numbers = iter(range(len(self._maps)))
         for name, given in zip(program.params, arguments, strict=True):
@@ -173,6 +222,8 @@ class AsyncSteps(Steps):
         return lambda chosen: np.broadcast_to(read(chosen), self._numbers[chosen].shape)
 
     def compile_step(self, opcode: str, operands: list[str]) -> Step | None:
+        if opcode == "fence.proxy.async.shared::cta":
+            return lambda chosen: self.memory.fence(chosen.start // WARP)
         if opcode.startswith(IGNORED):
             return lambda chosen: None
         if opcode.startswith(("barrier.cluster", "mbarrier.wait")):
@@ -192,6 +243,9 @@ class AsyncSteps(Steps):
             "mbarrier.arrive.expect_tx.shared.b64": self._compile_expect,
             "mbarrier.arrive.remote": self._compile_arrive,
             "cp.async.bulk.tensor.2d.shared::cluster.global": self._compile_copy,
+            "cp.async.bulk.tensor.2d.global.shared::cta": self._compile_store,
+            "cp.async.bulk.commit_group": self._compile_commit_stores,
+            "cp.async.bulk.wait_group.read": self._compile_wait_for_stores,
             f"{MULTIPLY}k16.f32.bf16.bf16": partial(self._compile_product, from_bfloat16),
             f"{MULTIPLY}k32.f32.e4m3.e4m3": partial(self._compile_product, from_e4m3),
             "wgmma.commit_group": self._compile_commit,
@@ -295,6 +349,47 @@ class AsyncSteps(Steps):
             self._copies.append(copy)
 
         return step
+
+    def _compile_store(self, operands: list[str]) -> Step:
+        """Of a patch by one thread; groups of its stores are in `_stores`, that it adds to last."""
+        number, column, row = names(operands[0].strip("[]"))
+        place = self.address(number), self.number(column), self.number(row)
+        from_ = self.address(operands[1])
+
+        def step(chosen: Threads) -> None:
+            (thread,) = self._numbers[chosen]
+            tensor, first, top = (read(chosen) for read in place)
+            start, size = from_(chosen), self._maps[tensor].rows * ROW_BYTES
+            if start >> RANK_BITS != self.rank or start & 1023:
+                raise PTXError("a store of another block, or not from the start of a swizzle")
+            start &= OFFSET
+            store = Store(start, start + size, self._maps[tensor], top, first)
+            self.memory.begin_store(int(thread), store)
+            self._stores[int(thread)][-1].append(store)
+
+        return step
+
+    def _compile_commit_stores(self, _: list[str]) -> Step:
+        def step(chosen: Threads) -> None:
+            for thread in self._numbers[chosen]:
+                self._stores[int(thread)].append([])
+
+        return step
+
+    def _compile_wait_for_stores(self, operands: list[str]) -> Step:
+        def step(chosen: Threads) -> None:
+            for thread in self._numbers[chosen]:
+                groups = self._stores[int(thread)]
+                while len(groups) - 1 > int(operands[0]):
+                    for store in groups.popleft():
+                        self.memory.end_store(int(thread), store)
+
+        return step
+
+    def end(self, chosen: Threads) -> None:
+        """Threads end. Raises PTXError if a store of theirs may still read shared memory."""
+        if any(any(self._stores[int(thread)]) for thread in self._numbers[chosen]):
+            raise PTXError("a thread ends whose store still reads")
 
     def expect(self, start: int, end: int) -> None:
         """A copy is under way. Raises PTXError if a product may still read there."""

@@ -108,6 +108,7 @@ class _Warp:
             if line.name == "ret":
                 self._counter[group] = at + 1
                 self.ended |= acting
+                self._block.end(self._first + np.flatnonzero(acting))
                 return True
             if line.guard is not None:
                 raise PTXError(f"{line.opcode} with a guard is not known")
