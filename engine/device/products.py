@@ -21,7 +21,7 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 Variants = frozenset[str]
-VARIANTS = ("tanh", "ahead", "stores")
+VARIANTS = ("tanh", "ahead", "stores", "clusters")
 """Names of kernels that a graph has instead of today's. None is a default before a GPU's record
 shows that it is right and at least as fast."""
 NO_VARIANTS: Variants = frozenset()

@@ -72,6 +72,8 @@ struct Variants(ImplicitlyCopyable):
     """Whether what a chunk reads of memory is read a chunk ahead, the first before the sums."""
     var stores: Bool
     """Whether a warp's chunks of bfloat16 are stored by TMA, from two patches by turns."""
+    var clusters: Bool
+    """Whether a cluster has twice as many blocks, so that w is loaded half as often."""
 
     @staticmethod
     def named(names: StaticString) -> Self:
@@ -87,6 +89,7 @@ struct Variants(ImplicitlyCopyable):
             tanh="tanh" in names,
             ahead="ahead" in names,
             stores="stores" in names,
+            clusters="clusters" in names,
         )
 
 

@@ -55,9 +55,9 @@ comptime LEAST_ROWS = 64
 """Of a tile, those of one consumer. What is done to a row is the same."""
 comptime STAGES = 4
 """Stages of the ring."""
-comptime CLUSTER_ROWS = 256
+comptime CLUSTER_ROWS[parts: Parts] = 512 if parts.variants.clusters else 256
 """Of a cluster's tiles, one below the other."""
-comptime BLOCKS[BM: Int] = CLUSTER_ROWS // BM
+comptime BLOCKS[BM: Int, parts: Parts] = CLUSTER_ROWS[parts] // BM
 """Of a cluster: two, or four with small tiles, so that w is loaded as often for the same rows."""
 comptime ROW_BYTES = 128
 """Of a row of a stage: what the swizzle spans."""
@@ -77,15 +77,15 @@ comptime BK[factors: DType] = ROW_BYTES // size_of[factors]()
 """Depth of a stage."""
 comptime X_TILE[factors: DType, BM: Int] = Coord(Idx[BM], Idx[BK[factors]])
 """What a block loads of x for a stage."""
-comptime W_TILE[factors: DType, BM: Int] = Coord(
-    Idx[BN // BLOCKS[BM]], Idx[BK[factors]]
+comptime W_TILE[parts: Parts, BM: Int] = Coord(
+    Idx[BN // BLOCKS[BM, parts]], Idx[BK[parts.factors]]
 )
 """What it loads of w."""
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
-    `nvvm.cluster_dim`=StaticTuple[Int32, 3](Int32(BLOCKS[BM]), 1, 1),
+    `nvvm.cluster_dim`=StaticTuple[Int32, 3](Int32(BLOCKS[BM, parts]), 1, 1),
 )
 @__llvm_arg_metadata(x_tiles, `nvvm.grid_constant`)
 @__llvm_arg_metadata(w_tiles, `nvvm.grid_constant`)
@@ -94,7 +94,7 @@ def product_kernel[
     N: Int, K: Int, parts: Parts, BM: Int
 ](
     x_tiles: TMATensorTile[parts.factors, X_TILE[parts.factors, BM]],
-    w_tiles: TMATensorTile[parts.factors, W_TILE[parts.factors, BM]],
+    w_tiles: TMATensorTile[parts.factors, W_TILE[parts, BM]],
     out_tiles: OutTiles,
     out_: Values[BF16],
     bias: Values[BF16],
@@ -136,7 +136,7 @@ def product_kernel[
     comptime depth = BK[factors]
     comptime assert K % (depth * STAGES) == 0 and N % BN == 0
     comptime consumers = BM // LEAST_ROWS
-    comptime blocks = BLOCKS[BM]
+    comptime blocks = BLOCKS[BM, parts]
     comptime w_rows = BN // blocks
     comptime turns = K // depth // STAGES
     comptime tiles_n = N // BN
@@ -155,7 +155,7 @@ def product_kernel[
     fence_mbarrier_init()
     cluster_sync()
 
-    var count = ceildiv(Int(rows), CLUSTER_ROWS) * tiles_n
+    var count = ceildiv(Int(rows), CLUSTER_ROWS[parts]) * tiles_n
     var stride = Int(grid_dim.x) // blocks
     var group = Int(thread_idx.x) // 128
     if group == 0:

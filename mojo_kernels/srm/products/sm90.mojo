@@ -9,7 +9,7 @@
 
 act is the identity or SiLU; bias and residual of the first may be absent, and SiLU excludes a
 residual. Sums and all that follows are float32, and are rounded once. TMA, wgmma and clusters of
-two or four blocks (`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on other rows.
+two or more blocks (`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on other rows.
 
 norm(x) = (x - mean) / sqrt(variance + EPSILON), row by row. It comes after the sums, since it is the
 same for all k: norm(x) w^T = (x w^T - mean * columns[:, 0]) / sqrt(…), columns[n, 0] being the sum
@@ -109,15 +109,17 @@ def enqueue[
     comptime assert dtype == parts.factors
     if rows == 0:
         return
-    var clusters = ceildiv(rows, CLUSTER_ROWS) * (N // BN)
+    var clusters = ceildiv(rows, CLUSTER_ROWS[parts]) * (N // BN)
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     # A cluster lies within one of the groups that processors are in, of 16 or 18.
-    if clusters <= processors // 16 * (16 // BLOCKS[LEAST_ROWS]):
+    if clusters <= processors // 16 * (16 // BLOCKS[LEAST_ROWS, parts]):
         enqueue_tiles[N, K, parts, LEAST_ROWS](
             x, w, tensors, rows, clusters, ctx
         )
     else:
-        clusters = min(clusters, processors // BLOCKS[MOST_ROWS])
+        comptime if parts.variants.clusters:
+            processors = processors // 16 * 16
+        clusters = min(clusters, processors // BLOCKS[MOST_ROWS, parts])
         enqueue_tiles[N, K, parts, MOST_ROWS](
             x, w, tensors, rows, clusters, ctx
         )
@@ -164,7 +166,7 @@ def enqueue_tiles[
         ),
     )
     var w_tiles = create_tensor_tile[
-        W_TILE[parts.factors, BM], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+        W_TILE[parts, BM], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
     ](
         ctx,
         TileTensor(
@@ -193,7 +195,7 @@ def enqueue_tiles[
         tensors.slots,
         tensors.sampled,
         Int32(rows),
-        grid_dim=clusters * BLOCKS[BM],
+        grid_dim=clusters * BLOCKS[BM, parts],
         block_dim=THREADS,
         shared_mem_bytes=SHARED_BYTES[parts],
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(

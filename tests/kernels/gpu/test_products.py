@@ -53,6 +53,7 @@ VARIANTS = {
     "tanh": ["normed_up"],
     "ahead": ["normed_proj_in", "measured_down", "down_e4m3"],
     "stores": ["slices", "measured_down", "down_e4m3"],
+    "clusters": ["measured_down"],
 }
 """Variants of kernels, and kinds that each changes. All but "tanh" give today's bits."""
 ALL = ",".join(VARIANTS)
@@ -124,7 +125,9 @@ def run(
     )
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
     of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
-    factors = (TensorMap(array, 64 if is_small else 128) for array in given[:2])
+    tile, cluster_rows = 64 if is_small else 128, 512 if "clusters" in variants else 256
+    tiles = tile, SLICE * tile // cluster_rows
+    factors = (TensorMap(array, height) for array, height in zip(given[:2], tiles, strict=True))
     arguments: list[Array | int | TensorMap] = [*factors, TensorMap(out, WARP_ROWS), out]
     arguments += [*given[2:], slices]
     arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
