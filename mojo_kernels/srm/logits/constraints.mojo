@@ -7,9 +7,10 @@ last token. For each decode row whose slot has a table:
     state = next[state, class_of[last token]]     but for a sequence's first row in its slot
     x[t]  = -inf     where distance[next[state, class_of[t]]] >= tokens left, this one included
 
-`distance` is the fewest tokens from a state to a whole text: so each text is whole when it ends. Where
-a state is too far from every end, whatever leads to one is allowed. A first row's record has ~state:
-nothing was sampled in this slot before. The state that a row is in is left in the record.
+`distance` is the fewest tokens from a state to the end of a text, the one that ends it included: so
+each text is whole when it ends. Where a state is too far from every end, whatever leads to one is
+allowed. A first row's record has ~state: nothing was sampled in this slot before. The state that a
+row is in is left in the record.
 
     table: classes, states, 6 of nothing, class_of [V, rounded up to TURN], next [states, classes],
            distance [states]; all uint16, from a multiple of TURN on
