@@ -80,6 +80,7 @@ BENCHMARKS = {
     "host": "research.bench.host.host",
     "replays": "research.bench.host.replays",
     "profile": "research.bench.gpu.profile",
+    "turns": "research.bench.gpu.turns",
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",
     "against": "research.bench.server.against",

@@ -32,6 +32,17 @@ GRAPHS = {
 }
 """By description: the module that compiles the graphs, with its own settings. Models have 8 layers,
 as the lists measure them."""
+_PRODUCTS = "--dtype bfloat16 --only up,down,proj_in,proj_out,head"
+OF_CALLS = {
+    "5": {
+        f"products of d {width:,}, {names or 'today'}": (
+            f"{OPS} --d-model {width} {_PRODUCTS} --variants={names}"
+        )
+        for width in (512, 1024)
+        for names in ("", "tanh", "ahead", "stores", "clusters", "tanh,ahead,stores")
+    }
+}
+"""The same for calls that need other graphs, and are packed alone."""
 
 
 def main(argv: list[str]) -> int:
@@ -39,27 +50,32 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     parser = argparse.ArgumentParser(prog="python -m deploy.gpu.graphs", allow_abbrev=False)
     parser.add_argument("--output", required=True, type=Path, help="folder for the graphs")
-    parser.add_argument("--only", choices=GRAPHS, action="append", help="one of them; repeatable")
+    parser.add_argument("--call", choices=OF_CALLS, help="graphs of this call alone")
+    parser.add_argument("--only", action="append", help="one of them; repeatable")
     given = parser.parse_args(argv)
-    missing, failed = _missing(given.output), 0
+    graphs = OF_CALLS[given.call] if given.call else GRAPHS
+    if unknown := {*(given.only or ())} - graphs.keys():
+        parser.error(f"there is no {', '.join(unknown)}, but {', '.join(graphs)}")
+    missing, failed = _missing(given.output, given.call), 0
     log.info(
         "%d of %d models and sets of ops have their graphs, a file each; slots have another",
-        *(len(GRAPHS) - len(missing), len(GRAPHS)),
+        *(len(graphs) - len(missing), len(graphs)),
     )
-    wanted = [name for name in given.only or GRAPHS if name in missing]
+    wanted = [name for name in given.only or graphs if name in missing]
     for number, name in enumerate(wanted, 1):
         log.info("%d of %d: %s", number, len(wanted), name)
         started = time.monotonic()
-        command = [sys.executable, "-m", *GRAPHS[name].split(), "--output", str(given.output)]
+        command = [sys.executable, "-m", *graphs[name].split(), "--output", str(given.output)]
         done = subprocess.run(command, check=False).returncode
         failed += done != 0
         log.info("%s: exit %d after %.0f s", name, done, time.monotonic() - started)
     return failed
 
 
-def _missing(folder: Path) -> set[str]:
+def _missing(folder: Path, call: str | None) -> set[str]:
     """Return the names of graphs that a folder has not, of this code."""
     command = [sys.executable, "-m", "tests.kit.ptx.kept_graphs", str(folder)]
+    command += [call] if call else []
     return {
         *subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     }

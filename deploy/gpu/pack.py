@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from deploy.gpu.graphs import OF_CALLS
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements/serve.lock", "requirements/loadtest.lock", "requirements/dev.lock")
 KEPT = ROOT / "deploy" / "gpu" / "kept"
@@ -174,14 +176,16 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.gpu.pack", allow_abbrev=False)
     parser.add_argument("--python-version", default="3.12", help="of the machine")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu-kit")
+    parser.add_argument("--call", choices=OF_CALLS, help="one that needs other graphs, alone")
     parser.add_argument("--graphs", type=Path, help="folder of graphs compiled before")
     given = parser.parse_args(argv)
     if _git("status", "--porcelain", "--untracked-files=no"):
         sys.stderr.write("Commit your changes first: the kit holds HEAD, and graphs of that.\n")
         return 2
-    graphs = given.graphs or given.output / "graphs-gpu"
+    of_call = ["--call", given.call] if given.call else []
+    graphs = given.graphs or given.output / "-".join(["graphs-gpu", *of_call[1:]])
     notes = "srm.engine.device.graph_notes"
-    compiled = ["deploy.gpu.graphs", "--output", str(graphs)]
+    compiled = ["deploy.gpu.graphs", "--output", str(graphs), *of_call]
     for module in (
         [notes, "unpack", str(KEPT), str(graphs)],
         compiled,

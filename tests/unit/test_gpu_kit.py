@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 
 from deploy.gpu import run
-from deploy.gpu.graphs import GRAPHS
+from deploy.gpu.graphs import GRAPHS, OF_CALLS, OPS
 from deploy.gpu.run import ALWAYS, TIMED_OUT, main, read_list, wait_for
 from research.bench.engine.kernels import KernelsBenchConfig
 from research.bench.engine.models import BenchConfig, StepsConfig
+from research.bench.engine.ops import PRODUCTS
 from research.bench.engine.throughput import EngineBenchConfig
+from research.bench.gpu import turns
 from research.bench.gpu.profile import ProfileConfig, each_once, last_step, read_kernels
 from research.bench.gpu.report import markdown, record_of
+from research.bench.gpu.turns import TurnsConfig
 from research.bench.model import recurrence_rate
 from srm.errors import ConfigError
 from srm.settings import load
@@ -32,6 +35,7 @@ SETTINGS: dict[str, type[BenchConfig]] = {
     "kernels": KernelsBenchConfig,
     "engine": EngineBenchConfig,
     "profile": ProfileConfig,
+    "turns": TurnsConfig,
 }
 SLEEP = "python -c 'import time; print(1, flush=True); time.sleep(600)'"
 
@@ -178,12 +182,30 @@ def test_a_lists_commands_have_settings_that_can_be_read(listed: Path) -> None:
 def test_every_graph_that_a_list_needs_is_packed(listed: Path) -> None:
     packed = [command.split() for command in GRAPHS.values()]
     for _, _, words in read_list(listed)[1]:
-        if words[:2] == ["srm", "bench"]:
+        if words[:2] == ["srm", "bench"] and words[2] != "turns":
             config = load(SETTINGS[words[2]], words[3:], prog="")
             module = "bench.gpu.compile_ops" if words[2] == "kernels" else "device.precompile"
             for width, dtype in [(w, d) for w in config.random_widths for d in config.dtypes]:
                 wanted = ["--d-model", str(width), "--dtype", dtype]
                 assert any(item[0].endswith(module) and item[1:] == wanted for item in packed)
+
+
+def test_every_graph_of_variants_is_packed() -> None:
+    """Those that `srm bench turns` compares unless others are named."""
+    config = TurnsConfig()
+    packed = {
+        f"{OPS} --d-model {width} --dtype bfloat16 --only {','.join(PRODUCTS)} --variants={names}"
+        for width in config.random_widths
+        for names in ["", *(way.replace("+", ",") for way in config.compared)]
+    }
+    assert packed == {*OF_CALLS["5"].values()}
+
+
+def test_variants_are_shown_as_parts_of_todays_time() -> None:
+    case = {"d_model": 512, "op": "up", "rows": 4096, "seconds": {"today": 2e-5, "tanh": 1.5e-5}}
+    text = turns.markdown({"settings": {"compared": ["tanh"]}, "cases": [case]})
+    assert text[0] == "| d | op | rows | µs today | tanh |"
+    assert text[2:] == ["| 512 | up | 4,096 | 20.0 | 75.0% |"]
 
 
 def test_a_step_of_ncus_table() -> None:

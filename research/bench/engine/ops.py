@@ -9,7 +9,7 @@ own, and, where weights are inputs, weights that earlier calls have not left in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +64,8 @@ HOST = DeviceRef.CPU()
 COLD_BYTES = 128 * 2**20
 """Total bytes of the copies of a weight that calls use in turn: more than a cache holds."""
 MOST_COPIES = 256
+PRODUCTS = ("up", "down", "proj_in", "proj_out", "head")
+"""Ops that are matrix products."""
 
 
 class Variant(NamedTuple):
@@ -84,11 +86,14 @@ class Ops:
     `weights` are those that are bound, by the name of their op: f32[K, N], as the dtype keeps them.
     """
 
-    def __init__(self, variant: Variant, device: Device, folder: Path) -> None:
+    def __init__(
+        self, variant: Variant, device: Device, folder: Path, only: Collection[str] = ()
+    ) -> None:
+        """Have these ops, or all."""
         model, dtype = variant.model, variant.dtype
         self.device, self.dtype = device, dtype
         session = InferenceSession(devices=[device])
-        self.ops = build_ops(variant, DeviceRef.from_device(device))
+        self.ops = build_ops(variant, DeviceRef.from_device(device), only)
         compiled = load_ops(GraphCache(session, device, folder), self.ops, variant)
         self.weights, registry = {}, {}
         feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=not device.is_host)
@@ -109,7 +114,7 @@ class Ops:
         op = self.ops[name]
         arrays = op.feed(rows)
         before = [array.copy() for array in arrays]  # a processor changes these in place
-        given = [self._upload(array, kind) for array, kind in zip(arrays, op.types, strict=True)]
+        given = self._upload_all(op, arrays)
         outputs = [_array(buffer) for buffer in self._models[name].execute(*given)]
         return before, outputs, [_array(handed) for handed in given]
 
@@ -117,7 +122,7 @@ class Ops:
         """Return a function that calls an op on so many rows, to be called repeatedly."""
         op = self.ops[name]
         arrays = op.feed(rows)
-        fixed = [self._upload(array, kind) for array, kind in zip(arrays, op.types, strict=True)]
+        fixed = self._upload_all(op, arrays)
         calls = [fixed]
         if op.weight is not None:
             place = op.weight
@@ -133,6 +138,18 @@ class Ops:
             model.execute(*calls[turn])
 
         return run
+
+    def upload(self, name: str, rows: int) -> list[Buffer]:
+        """Return inputs of an op on so many rows, where it reads them."""
+        op = self.ops[name]
+        return self._upload_all(op, op.feed(rows))
+
+    def bind(self, name: str, inputs: list[Buffer]) -> Callable[[], object]:
+        """Return a function that calls an op on these inputs."""
+        return partial(self._models[name].execute, *inputs)
+
+    def _upload_all(self, op: Op, arrays: list[Array]) -> list[Buffer]:
+        return [self._upload(array, kind) for array, kind in zip(arrays, op.types, strict=True)]
 
     def _upload(self, array: Array, kind: BufferType | TensorType) -> Buffer:
         buffer = Buffer.from_numpy(array)
@@ -247,19 +264,21 @@ _CHANGED = {"last_token", "records", "pool"}
 """Inputs that ops change in place."""
 
 
-def build_ops(variant: Variant, on: DeviceRef) -> dict[str, Op]:
-    """Return by name the ops that `research.bench.engine.counts.count_op` counts, and "call", a
-    no-op.
+def build_ops(variant: Variant, on: DeviceRef, only: Collection[str] = ()) -> dict[str, Op]:
+    """Return by name these ops, or all that `research.bench.engine.counts.count_op` counts, and
+    "call", a no-op.
 
     Where norms are folded, the products behind them take moments, those before them and "embed"
     write them, and there is no "norm". In FLOAT8 there are those that are not as in bfloat16. The
     "own" product's head leaves slices, and a sampler reads them.
     """
     if variant.dtype == FLOAT8:
-        return float8_ops(variant.model, on, variant.variants)
+        ops = float8_ops(variant.model, on, variant.variants)
+        return {name: op for name, op in ops.items() if not only or name in only}
     maker = _Maker(variant, on)
     absent = {"norm" if maker.folds else "", "" if variant.by == "own" else "sample_slices"}
-    return {name: maker.op(name) for name in _TABLE if name not in absent}
+    names = [name for name in _TABLE if name not in absent and (not only or name in only)]
+    return {name: maker.op(name) for name in names}
 
 
 class _Maker:

@@ -1,7 +1,7 @@
 """`python -m research.bench.gpu.compile_ops`: the graphs of `research.bench.engine.ops`, for a GPU
 that is not here.
 
-Takes the settings of `engine.device.precompile`.
+Takes the settings of `engine.device.precompile`, and which ops: all, unless some are named.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from srm.engine.device.products import choose_product, choose_variants
 from srm.settings import load
 
 
+class OpsConfig(PrecompileConfig, frozen=True, forbid_unknown_fields=True):
+    """Settings of `python -m research.bench.gpu.compile_ops`."""
+
+    only: tuple[str, ...] = ()
+    """Ops to compile; empty: all."""
+
+
 def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    config = load(PrecompileConfig, argv, prog="python -m research.bench.gpu.compile_ops")
+    config = load(OpsConfig, argv, prog="python -m research.bench.gpu.compile_ops")
     model, device = config.shape(), open_target(config)
     dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     by = choose_product(config.product, model, dtype, device)
     variants = choose_variants(config.variants, by, model, dtype)
     variant = Variant(model, dtype, by, True, variants)
-    ops = build_ops(variant, DeviceRef.from_device(device))
+    ops = build_ops(variant, DeviceRef.from_device(device), config.only)
     cache = GraphCache(InferenceSession(devices=[device]), device, config.output)
     load_ops(cache, ops, variant)
     return 0

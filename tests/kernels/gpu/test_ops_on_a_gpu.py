@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.bench.engine.ops import Ops, Variant
+from research.bench.engine.ops import PRODUCTS, Ops, Variant
 from research.bench.frame import random_shape
+from research.bench.gpu.turns import TurnsConfig
 from srm.engine.config import Dtype
 from srm.engine.device.linear import graph_dtype
 from srm.engine.device.runner import open_device
@@ -26,9 +27,10 @@ MOST_WRONG = 16
 
 
 @cache
-def ops_of(width: int, dtype: Dtype, folder: Path) -> Ops:
-    variant = Variant(random_shape(width), graph_dtype(dtype), "own", bound=True)
-    return Ops(variant, open_device("gpu"), folder)
+def ops_of(width: int, dtype: Dtype, folder: Path, way: str = "") -> Ops:
+    names = frozenset(filter(None, way.split("+")))
+    variant = Variant(random_shape(width), graph_dtype(dtype), "own", bound=True, variants=names)
+    return Ops(variant, open_device("gpu"), folder, PRODUCTS if way else ())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 8, 64, 129, 1000, 4096, 65_536])
@@ -37,7 +39,20 @@ def ops_of(width: int, dtype: Dtype, folder: Path) -> Ops:
 def test_a_product_is_within_rounding_of_float64(
     width: int, dtype: Dtype, name: str, rows: int, kept_graphs: Path
 ) -> None:
-    ops = ops_of(width, dtype, kept_graphs)
+    check(ops_of(width, dtype, kept_graphs), dtype, name, rows)
+
+
+@pytest.mark.parametrize("rows", [129, 65_536])
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("way", TurnsConfig().compared)
+@pytest.mark.parametrize("width", [1024, 512])
+def test_a_variant_is_within_rounding_of_float64(
+    width: int, way: str, name: str, rows: int, kept_graphs: Path
+) -> None:
+    check(ops_of(width, "bfloat16", kept_graphs, way), "bfloat16", name, rows)
+
+
+def check(ops: Ops, dtype: Dtype, name: str, rows: int) -> None:
     before, outputs, _ = ops.run(name, rows)
     if dtype == "float8":
         result, expected, allowed = check_float8(name, ops.weights.get(name), before, outputs)

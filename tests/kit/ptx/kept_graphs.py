@@ -1,4 +1,4 @@
-"""`python -m tests.kit.ptx.kept_graphs FOLDER`: which of the kit's graphs FOLDER has not.
+"""`python -m tests.kit.ptx.kept_graphs FOLDER [CALL]`: which of the kit's graphs FOLDER has not.
 
 Each is asked for as whoever compiles it does, and built, so that MAX's form of it is known: one
 that was made of the same gets the name that this code looks for. Nothing is compiled, kernels
@@ -15,7 +15,7 @@ from typing import NoReturn
 from max.engine import InferenceSession
 from max.graph.graph import KernelLibrary
 
-from deploy.gpu.graphs import GRAPHS
+from deploy.gpu.graphs import GRAPHS, OF_CALLS
 from srm.engine.device.precompile import leave
 
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     logging.disable(logging.INFO)  # of how long compiling took, which is not done
     InferenceSession.compile = must_compile
     KernelLibrary.load_paths = KernelLibrary.verify_custom_op = do_nothing
-    for name, command in GRAPHS.items():
+    for name, command in (OF_CALLS[argv[1]] if argv[1:] else GRAPHS).items():
         module, *arguments = command.split()
         try:
             import_module(module).main([*arguments, "--output", argv[0]])
