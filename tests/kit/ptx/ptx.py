@@ -20,7 +20,7 @@ import numpy as np
 
 from tests.kit.ptx.mojo_program import printed
 from tests.kit.ptx.ptx_memory import WARP
-from tests.kit.ptx.ptx_steps import Array, Steps
+from tests.kit.ptx.ptx_steps import Argument, Array, Steps
 from tests.kit.ptx.ptx_text import Program, PTXError
 
 Axes = tuple[int, ...]
@@ -75,7 +75,7 @@ class _Processor(Steps):
 
     instructions = warp_instructions = 0
 
-    def bind(self, blocks: Axes, arguments: tuple[Array | int, ...]) -> None:
+    def bind(self, blocks: Axes, arguments: tuple[Argument, ...]) -> None:
         super().bind(blocks, arguments)
         self.instructions = self.warp_instructions = 0
 

@@ -21,7 +21,18 @@ from srm.engine.device.linear import round_bfloat16
 from srm.engine.weights.float8 import from_e4m3
 from tests.kernels.harness import widened
 from tests.kit.ptx.ptx_memory import WARP, Memory
-from tests.kit.ptx.ptx_steps import KINDS, U32, Array, Read, Step, Steps, Threads
+from tests.kit.ptx.ptx_steps import (
+    KINDS,
+    U32,
+    Argument,
+    Array,
+    Read,
+    Step,
+    Steps,
+    Threads,
+    arrays_of,
+    fields_of,
+)
 from tests.kit.ptx.ptx_text import Program, PTXError, names
 
 RANK_BITS = 24
@@ -173,7 +184,7 @@ class AsyncSteps(Steps):
         rank: int,
         size: int,
         threads: int,
-        arguments: tuple[Array | int | TensorMap, ...],
+        arguments: tuple[Argument | TensorMap, ...],
         blocks: list[AsyncSteps],
         copies: list[Copy],
     ) -> None:
@@ -195,7 +206,7 @@ class AsyncSteps(Steps):
         super().__init__(program, (threads, 1, 1))
         self.bind((size, 1, 1), others)
         self.place((rank, 0, 0))
-        arrays = [given for given in others if isinstance(given, np.ndarray)]
+        arrays = arrays_of(given for _, given in fields_of(program.params, others))
         self.memory = WarpMemory(arrays, program.shared_bytes, rank << RANK_BITS)
 
     def barrier(self, address: int) -> Barrier:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.kit.ptx.ptx_async import AsyncSteps, Copy, TensorMap, read_program
 from tests.kit.ptx.ptx_memory import WARP
-from tests.kit.ptx.ptx_steps import Array
+from tests.kit.ptx.ptx_steps import Argument, Array
 from tests.kit.ptx.ptx_text import PTXError
 
 WAITED_FOR = {"mbarrier", "wgmma", "bar", "barrier"}
@@ -27,12 +27,12 @@ class Cluster:
         text: str,
         threads: int,
         shared_bytes: int,
-        arguments: tuple[Array | int | TensorMap, ...],
+        arguments: tuple[Argument | TensorMap, ...],
         seed: int,
     ) -> None:
         self._chance = np.random.default_rng(seed)
         self._copies: list[Copy] = []
-        blocks: list[AsyncSteps] = []
+        self._blocks = blocks = list[AsyncSteps]()
         size = int(re.findall(r"\.reqnctapercluster (\d+)", text)[0])
         for rank in range(size):
             program = read_program(text, rank, shared_bytes)
@@ -47,6 +47,10 @@ class Cluster:
         """Run to the end. Raises PTXError for a mistake, a deadlock among them."""
         with np.errstate(all="ignore"):
             self._run()
+
+    def moved(self) -> list[int]:
+        """Bytes of sectors of each array that warps read and wrote, but for copies by TMA."""
+        return [sum(parts) for parts in zip(*(b.memory.moved for b in self._blocks), strict=True)]
 
     def _run(self) -> None:
         while running := [warp for warp in self._warps if not warp.ended.all()]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from tests.kit.ptx.ptx_memory import STRIDE, WARP, Memory
 from tests.kit.ptx.ptx_text import Program, PTXError, names
 
 Array = npt.NDArray[Any]
+Argument = Array | int | tuple[Array | int, ...]
+"""Of a kernel; a structure has fields of 8 bytes."""
 Threads = Any  # what selects threads of a register: all, or their numbers
 Read = Callable[[Threads], Any]
 Kind = np.dtype[Any]
@@ -139,6 +141,20 @@ class Instruction(NamedTuple):
     step: Step | None
 
 
+def fields_of(
+    params: Sequence[str], arguments: Sequence[Argument]
+) -> Iterator[tuple[str, Array | int]]:
+    """Each parameter with its argument, a structure by its fields."""
+    for name, given in zip(params, arguments, strict=True):
+        for i, field in enumerate(given if isinstance(given, tuple) else (given,)):
+            yield (f"{name}+{8 * i}" if i else name), field
+
+
+def arrays_of(fields: Iterable[Array | int]) -> list[Array]:
+    """Those that are global memory."""
+    return [given for given in fields if isinstance(given, np.ndarray)]
+
+
 class Steps:
     """Registers, memory, and a step for every instruction but those that move the counters."""
 
@@ -164,18 +180,16 @@ class Steps:
                 self._special[f"%{name}.{axis}"] = np.zeros_like(number)
         self.code = [self._compile(*line) for line in program.code]
 
-    def bind(self, blocks: tuple[int, ...], arguments: tuple[Array | int, ...]) -> None:
+    def bind(self, blocks: tuple[int, ...], arguments: tuple[Argument, ...]) -> None:
         """Begin a launch: registers are 0, arrays are global memory."""
         for registers in self._registers.values():
             registers.fill(0)
         for axis, count in zip("xyz", blocks, strict=True):
             self._special[f"%nctaid.{axis}"][:] = count
-        self.memory = Memory(
-            [given for given in arguments if isinstance(given, np.ndarray)],
-            self.program.shared_bytes,
-        )
-        numbers = iter(range(1, len(arguments) + 1))
-        for name, given in zip(self.program.params, arguments, strict=True):
+        fields = dict(fields_of(self.program.params, arguments))
+        self.memory = Memory(arrays_of(fields.values()), self.program.shared_bytes)
+        numbers = iter(range(1, len(fields) + 1))
+        for name, given in fields.items():
             self._params[name] = given if isinstance(given, int) else next(numbers) << STRIDE
 
     def place(self, block: tuple[int, ...]) -> None:
@@ -344,7 +358,8 @@ class Steps:
         base, _, offset = where.strip("[]").partition("+")
         if space == "param":
             assign = self._assign(what, kind)
-            return lambda chosen: assign(chosen, np.asarray(self._params[base]).astype(kind))
+            field = f"{base}+{offset}" if int(offset or 0) else base
+            return lambda chosen: assign(chosen, np.asarray(self._params[field]).astype(kind))
         shared = space == "shared"
         start = self._operand(base, np.dtype(np.uint32 if shared else np.uint64))
         pieces, first = names(what), int(offset or 0)
