@@ -8,6 +8,7 @@ Weights are bound when the graph is initialised, not when it is compiled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,7 @@ from srm.engine.device.products import (
     Variants,
     folds_norms,
     head_with_slices,
+    multiply_and_mix,
     multiply_float8,
     multiply_float8_into_stream,
     multiply_into_stream,
@@ -161,7 +163,7 @@ def build_step_graph(
         edits = given[len(BATCH_INPUTS) :]
         slots, positions, new, prefill, token_ids, targets, *scored = given[: len(BATCH_INPUTS)]
         rows = expand(sampling, slots, positions, new, prefill, token_ids)
-        batch = _Rows(states, last_token, *rows)
+        batch = _Rows(states, last_token, *rows, slots)
         weights = _Weights(config, dtype, on, product, scope, variants=variants)
         head = slots.shape[0] + targets.shape[0] - 1
         stream, slices = _blocks(weights, batch), None
@@ -248,6 +250,7 @@ class _Rows:
     write_slots: TensorValue  # i32[rows]
     positions: TensorValue  # i32[rows]
     row_offsets: TensorValue  # i32[rows + 1]
+    slots: TensorValue | None = None  # i32[decode], where it is known which rows decode
 
 
 def _blocks(weights: _Weights, batch: _Rows) -> TensorValue:
@@ -361,6 +364,11 @@ def _mix_tokens(layer: _Weights, stream: ResidualStream, batch: _Rows) -> Residu
     config, x = layer.config, stream.values
     unit = partial(_run_unit, layer, batch)
     residual = None if config.use_projections else x
+    if "mixed" in layer.variants:
+        matrix = layer.matrix("proj_in_weight", config.d_model, config.d_model)
+        columns = layer.scalars("proj_in_columns", config.d_model, 2)
+        run = partial(multiply_and_mix, weight=matrix, columns=columns, slots=batch.slots)
+        return layer.project_into("proj_out", unit(0, stream, run), stream)
     if config.use_projections:
         y = layer.project_normed("proj_in", stream, config.d_model)
     else:
@@ -385,14 +393,14 @@ def _run_unit(
     layer: _Weights,
     batch: _Rows,
     number: int,
-    x: TensorValue,
-    *,
-    residual: TensorValue | None = None,
-    silu: bool = False,
+    x: TensorValue | ResidualStream,
+    run: Callable[..., TensorValue] = mix,
+    **epilogue: Any,
 ) -> TensorValue:
+    """`run` is `mix`, or what does its work and more, and takes what `mix` takes."""
     config, weights = layer.config, layer.unit(number)
     per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
-    return mix(
+    return run(
         batch.states,
         ops.constant(layer.index * config.units_per_layer + number, DType.int32, DeviceRef.CPU()),
         x,
@@ -402,6 +410,5 @@ def _run_unit(
         batch.row_offsets,
         **{name: weights.scalars(name, config.num_heads, config.n_ctx) for name in per_position},
         decay=weights.scalars("decay", 2, config.num_heads),
-        residual=residual,
-        silu=silu,
+        **epilogue,
     )

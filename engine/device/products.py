@@ -21,9 +21,15 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 Variants = frozenset[str]
-VARIANTS = ("tanh", "ahead", "stores", "clusters")
+VARIANTS = ("tanh", "ahead", "stores", "clusters", "mixed")
 """Names of kernels that a graph has instead of today's. None is a default before a GPU's record
-shows that it is right and at least as fast."""
+shows that it is right and at least as fast.
+
+"mixed" mixes rows that decode inside the product before it."""
+CHUNK = 64
+"""Channels of which a head must have a multiple for "mixed": CHUNK of _sm90_epilogue.mojo."""
+MIXERS = {"mixed", "parallel", "column_heads"}
+"""Those that "mixed" has: a layer is one unit, which reads proj_in alone."""
 NO_VARIANTS: Variants = frozenset()
 MULTIPLES = (256, 256)
 """Numbers of which in_features and out_features must be multiples for "own"."""
@@ -89,8 +95,9 @@ def _obstacle(model: ModelConfig, dtype: DType, device: Device) -> str:
 def choose_variants(
     names: Iterable[str], product: Product | None, model: ModelConfig, dtype: DType
 ) -> Variants:
-    """Return the variants of a graph. Raises ConfigError for an unknown name, and for any name
-    where norms are not folded: other products have no variants."""
+    """Return the variants of a graph. Raises ConfigError for an unknown name, for any name where
+    norms are not folded, as other products have no variants, and for "mixed" where the model has
+    no mixer that can be part of a product."""
     variants = frozenset(names)
     if unknown := sorted(variants.difference(VARIANTS)):
         known = ", ".join(VARIANTS) or "none"
@@ -98,6 +105,11 @@ def choose_variants(
     if variants and not folds_norms(product, model, dtype):
         raise ConfigError(
             f"variants = {', '.join(sorted(variants))}: they need product = own and projections"
+        )
+    if "mixed" in variants and (model.mixer not in MIXERS or model.head_dim % CHUNK):
+        raise ConfigError(
+            f"variants = mixed: it is of the mixers {', '.join(sorted(MIXERS))}, with heads of a "
+            f"multiple of {CHUNK} channels; this is {model.mixer}, with {model.head_dim} channels"
         )
     return variants
 
@@ -150,6 +162,29 @@ def multiply_normed(
     types = [TensorType(x.values.dtype, [x.values.shape[0], weight.shape[0]], x.values.device)]
     how = _parameters(weight, variants) | {"silu": silu}
     return ops.custom("srm_normed_sm90", x.values.device, inputs, types, how)[0].tensor
+
+
+def multiply_and_mix(
+    state: BufferValue,
+    unit: TensorValue,
+    x: ResidualStream,
+    *rows: TensorValue,
+    weight: TensorValue,
+    columns: TensorValue,
+    slots: TensorValue,
+    **scalars: TensorValue,
+) -> TensorValue:
+    """`kernels.mix` of `multiply_normed` in one op, to the same bits.
+
+    `rows` and `scalars` are arguments of `mix`, in its order; `slots` i32[D] tells that the first D
+    rows decode: those are mixed inside the product.
+    """
+    assert x.moments is not None
+    inputs = [state, unit, x.values, *rows, *scalars.values(), weight, columns, x.moments, slots]
+    (wide, depth), heads = map(int, weight.shape), int(scalars["decay"].shape[1])
+    how: dict[str, int | str | bool] = {"N": wide, "K": depth, "heads": heads}
+    types = [TensorType(x.values.dtype, [x.values.shape[0], wide], x.values.device)]
+    return ops.inplace_custom("srm_mixed_sm90", x.values.device, inputs, types, how)[0].tensor
 
 
 def multiply_into_stream(

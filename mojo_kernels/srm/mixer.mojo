@@ -42,6 +42,7 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 from max.algorithm import sync_parallelize
 from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceContext
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import align_down, ceildiv, exp, fma
 from std.sys import simd_width_of, size_of
 
@@ -113,7 +114,7 @@ struct _Unit[
     has_gamma: Bool,
     has_residual: Bool,
     silu: Bool,
-](TrivialRegisterPassable):
+](DevicePassable, TrivialRegisterPassable):
     """The op's tensors, each by its first value, and their shapes.
 
     Integers are of fixed width, because a device's Int need not be the host's; of 64 bits, because a
@@ -139,6 +140,44 @@ struct _Unit[
     var n_ctx: Int64
     var pool_width: Int64
     var pool_column: Int64  # where the unit's states begin in a slot
+
+    comptime device_type: AnyType = Self
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "_Unit"
+
+    def _to_device_type[
+        T: DeviceTypeEncoder
+    ](self, mut encoder: T, target: MutOpaquePointer[_]):
+        target.unsafe_bitcast[Self]()[] = self
+
+    @always_inline
+    def feed[
+        width: SIMDLength, //
+    ](
+        self,
+        at: Int,
+        decay: Float32,
+        decay_rest: Float32,
+        token: SIMD[DType.float32, width],
+        mut s: SIMD[DType.float32, width],
+    ) -> SIMD[DType.float32, width]:
+        """Move states `s` of a head on by a token, whose scalars are at `at`; return the outputs.
+
+        The residual is not in them yet.
+        """
+        comptime Vector = SIMD[DType.float32, width]
+        s = _next_state(
+            token, s, self.alpha_in[unsafe_offset=at], decay, decay_rest
+        )
+        var out = Vector(self.beta[unsafe_offset=at])
+        comptime if Self.has_gamma:
+            out = fma(Vector(self.gamma[unsafe_offset=at]), token, out)
+        out = fma(Vector(self.alpha_out[unsafe_offset=at]), s, out)
+        comptime if Self.silu:
+            out = out / (1 + exp(-out))
+        return out
 
     @always_inline
     def mix[width: Int, parts: Int](self, row: Int, head: Int, channel: Int):
@@ -174,19 +213,13 @@ struct _Unit[
         ):
             var i = t * dim + channel
             var token = _load[width, parts](self.x, i, apart)
-            s = _next_state(
-                token,
-                s,
-                self.alpha_in[unsafe_offset=at],
+            var out = self.feed(
+                at,
                 self.decay[unsafe_offset=head],
                 self.decay[unsafe_offset=head + Int(self.num_heads)],
+                token,
+                s,
             )
-            var out = Vector(self.beta[unsafe_offset=at])
-            comptime if Self.has_gamma:
-                out = fma(Vector(self.gamma[unsafe_offset=at]), token, out)
-            out = fma(Vector(self.alpha_out[unsafe_offset=at]), s, out)
-            comptime if Self.silu:
-                out = out / (1 + exp(-out))
             comptime if Self.has_residual:
                 out += _load[width, parts](self.residual, i, apart)
             _store[width, parts](self.y, i, apart, out)

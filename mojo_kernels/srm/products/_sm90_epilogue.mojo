@@ -22,6 +22,7 @@ from std.sys._assembly import inlined_assembly
 
 from ..logits._logit_row import in_powers_of_2, inverse
 from ..logits._sampling import Sampling
+from ..mixer import _load, _store, _Unit
 from ..norm import EPSILON
 
 comptime BF16 = DType.bfloat16
@@ -57,6 +58,9 @@ comptime Patch = Pointer[
 
 comptime Sums = SIMD[F32, BN // 2]
 """A thread's share of a tile."""
+
+comptime Unit = _Unit[BF16, F32, False, False, False]
+"""A recurrent unit whose tokens are an output."""
 
 comptime Outputs = SIMD[DType.uint32, BN // 4]
 """The same, rounded: two columns in a word, the two rows by turns."""
@@ -112,6 +116,8 @@ struct Parts(ImplicitlyCopyable):
     """Of both factors: bfloat16, or e4m3, whose sums have scales and a bias in `columns`."""
     var variants: Variants
     """How."""
+    var heads: Int
+    """Of the unit that rows which decode are mixed by; 0 if there is none."""
 
     def __init__(
         out self,
@@ -124,6 +130,7 @@ struct Parts(ImplicitlyCopyable):
         moments: Bool = False,
         factors: DType = BF16,
         variants: StaticString = "",
+        heads: Int = 0,
     ):
         """Have the parts that are named.
 
@@ -136,10 +143,12 @@ struct Parts(ImplicitlyCopyable):
             moments: As the field.
             factors: As the field.
             variants: Names of variants.
+            heads: As the field.
         """
         self.bias, self.silu, self.residual = bias, silu, residual
         self.slices, self.norm, self.moments = slices, norm, moments
         self.factors, self.variants = factors, Variants.named(variants)
+        self.heads = heads
 
     def narrow(self) -> Bool:
         """Tell whether the output is e4m3.
@@ -190,6 +199,8 @@ struct Tensors(ImplicitlyCopyable):
     """Of the rows that are sampled, [D]."""
     var sampled: Int32
     """D."""
+    var unit: Unit
+    """What mixes the first rows, as many as it has, which have a token each."""
 
     def __init__(out self, out_: Values[BF16]):
         """Have an output and no part.
@@ -197,9 +208,12 @@ struct Tensors(ImplicitlyCopyable):
         Args:
             out_: The output.
         """
-        var any = out_.unsafe_bitcast[Float32]()
-        var ints = out_.unsafe_bitcast[Int32]()
-        self = Self(out_, out_, out_, any, any, any, any, ints, ints, 0)
+        var f = out_.unsafe_bitcast[Float32]()
+        var i = out_.unsafe_bitcast[Int32]()
+        var unit = Unit(
+            out_, f, out_, i, i, i, i, f, f, f, f, f, out_, 0, 0, 0, 0, 0, 0
+        )
+        self = Self(out_, out_, out_, f, f, f, f, i, i, 0, unit)
 
 
 @always_inline
@@ -346,6 +360,36 @@ struct RowNorm(ImplicitlyCopyable):
     """Means."""
     var scale: SIMD[F32, 4]
     """1 / sqrt(variance + EPSILON), or 1 / temperature in powers of 2 or 0."""
+
+
+struct MixedRow(ImplicitlyCopyable):
+    """Of the row lane % 16 of a warp: other lanes ask for it where they mix that row.
+    """
+
+    var position: Int32
+    """Where its token stands, -1 where it is not mixed here."""
+    var read_from: Int32
+    """Where the tile's states come from, in BN values, unless the position is 0."""
+    var write_to: Int32
+    """Where they go."""
+
+    @always_inline
+    def __init__(out self, unit: Unit, row: Int, column: Int):
+        """Read it, where it is one of the rows that a unit has.
+
+        Args:
+            unit: The unit.
+            row: The warp's first row.
+            column: The tile's first column.
+        """
+        self.position, self.read_from, self.write_to = -1, 0, 0
+        var r = row + Int(lane_id()) % 16
+        if r < Int(unit.num_rows):
+            var tiles = Int32(unit.pool_width // BN)
+            var tile = Int32((Int(unit.pool_column) + column) // BN)
+            self.position = unit.positions[unsafe_offset=r]
+            self.read_from = unit.read_slots[unsafe_offset=r] * tiles + tile
+            self.write_to = unit.write_slots[unsafe_offset=r] * tiles + tile
 
 
 @always_inline
@@ -610,6 +654,7 @@ def finish_sums[
     sums: Sums,
     first: Chunk[N, parts],
     norm: RowNorm,
+    mixed: MixedRow,
     to: Tensors,
     out_tiles: OutTiles,
     patches: Patch,
@@ -620,7 +665,8 @@ def finish_sums[
     """Turn a warp's sums into output.
 
     A chunk at a time goes through the warp's patch, so that memory is read and written 128 bytes of
-    a row at once. The residual of the next chunk is under way meanwhile.
+    a row at once. The residual of the next chunk is under way meanwhile, as its states are where
+    rows are mixed: of these a thread has 4 neighbouring channels in either half of a chunk.
 
     Parameters:
         N: Columns of the output.
@@ -630,6 +676,7 @@ def finish_sums[
         sums: The thread's.
         first: What is read for the first chunk, if it is read ahead.
         norm: Of the thread's rows.
+        mixed: A row to be mixed, if any is.
         to: The tensors.
         out_tiles: Describes the output, where TMA stores it.
         patches: The warp's shared memory.
@@ -647,6 +694,29 @@ def finish_sums[
             column + chunk * CHUNK + lane % 8 * VECTOR
         )
 
+    # Rows lane / 8 * 4 + i of the warp are mixed by a thread, 4 channels of either HALF of a chunk.
+    comptime HALF = CHUNK // 2
+
+    @always_inline
+    def of_row(values: Int32, i: Int) {imm} -> Int32:
+        return warp.shuffle_idx(values, UInt32(lane // 8 * 4 + i))
+
+    @always_inline
+    def states_at(tiles: Int32, i: Int, chunk: Int) {imm} -> Int:
+        return Int(of_row(tiles, i)) * BN + chunk * CHUNK + lane % 8 * 4
+
+    @always_inline
+    def fetch_states(chunk: Int) {imm} -> SIMD[F32, 32]:
+        var found = SIMD[F32, 32](0)
+        comptime for i in range(4):
+            var at = states_at(mixed.read_from, i, chunk)
+            var s = _load[4, 2](to.unit.state, at, HALF)
+            found = found.insert[offset=i * 8](s)
+        return found
+
+    var states = SIMD[F32, 32](0)
+    comptime if parts.heads > 0:
+        states = fetch_states(0)
     var outputs = Outputs(0)
     var coming = first
     comptime ahead = parts.ahead()
@@ -735,6 +805,35 @@ def finish_sums[
                 out_tiles.commit_group()
             continue
         syncwarp()
+        comptime if parts.heads > 0:
+            var now = states
+            comptime if chunk + 1 < BN // CHUNK:
+                states = fetch_states(chunk + 1)
+            var c = column + chunk * CHUNK
+            var head = Int(UInt32(c) // UInt32(N // parts.heads))
+            var decay = to.unit.decay[unsafe_offset=head]
+            var rest = to.unit.decay[unsafe_offset=head + parts.heads]
+            comptime for i in range(4):
+                var r = lane // 8 * 4 + i
+                var at = vector_at(r, lane % 8 // 2) + lane % 2 * 4
+                var x = patch.unsafe_load[width=4, alignment=8](at)
+                var y = x.join(
+                    patch.unsafe_load[width=4, alignment=8](at ^ HALF)
+                ).cast[F32]()
+                var position = of_row(mixed.position, i)
+                var s = now.slice[8, offset=i * 8]()
+                s = s if position > 0 else 0
+                var of = head * Int(to.unit.n_ctx) + Int(max(position, 0))
+                var mixed_y = to.unit.feed(of, decay, rest, y, s)
+                var write_to = states_at(mixed.write_to, i, chunk)
+                if position >= 0:
+                    y = mixed_y
+                    _store[4, 2](to.unit.state, write_to, HALF, s)
+                if row + r < rows:
+                    var place = (row + r) * N + c + lane % 8 * 4
+                    _store[4, 2](to.out_, place, HALF, y)
+            syncwarp()
+            continue
         comptime for i in range(4):
             var y = patch.unsafe_load[width=VECTOR, alignment=16](
                 vector_at(i * 4 + lane // 8, lane % 8)

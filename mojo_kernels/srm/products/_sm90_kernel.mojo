@@ -40,9 +40,11 @@ from ._sm90_epilogue import (
     F32,
     OutTiles,
     PATCH_BYTES,
+    MixedRow,
     Parts,
     Sums,
     Tensors,
+    Unit,
     Values,
     finish_sums,
     read_norm,
@@ -106,6 +108,7 @@ def product_kernel[
     sampling: Values[DType.int32],
     slots: Values[DType.int32],
     sampled: Int32,
+    unit: Unit,
     rows: Int32,
 ):
     """Multiply, on a grid of any number of clusters.
@@ -130,6 +133,7 @@ def product_kernel[
         sampling: How each slot samples.
         slots: Of the rows that are sampled.
         sampled: How many those are.
+        unit: What mixes the rows that decode.
         rows: M.
     """
     comptime factors = parts.factors
@@ -216,6 +220,7 @@ def product_kernel[
             sampling,
             slots,
             sampled,
+            unit,
         )
         var phase = UInt32(0)
         for tile in range(Int(block_idx.x) // blocks, count, stride):
@@ -224,6 +229,7 @@ def product_kernel[
             comptime if parts.slices:
                 norm = read_temperatures(to, row)
             var column = tile % tiles_n * BN
+            var mixed = MixedRow(unit, row, column)
             var first = Chunk[N, parts]()
             comptime if parts.ahead():
                 first.read_columns(to, column)
@@ -268,6 +274,7 @@ def product_kernel[
                 sums,
                 first,
                 norm,
+                mixed,
                 to,
                 out_tiles,
                 patches,

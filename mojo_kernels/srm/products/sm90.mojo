@@ -2,6 +2,7 @@
 
     srm_linear_sm90    out = act(bias + x w^T) + residual
     srm_normed_sm90    out = act(columns[:, 1] + norm(x) w^T)
+    srm_mixed_sm90     out = mix(columns[:, 1] + norm(x) w^T), and the states moved on
     srm_stream_sm90    out = bias + x w^T + residual, and moments of out
     srm_head_sm90      out = x w^T, and slices of out
     srm_up_e4m3        out = SiLU(columns[:, 1] + columns[:, 0] * x w^T) / divisors, in e4m3
@@ -24,6 +25,10 @@ after rounding too, and of the first D rows alone, where these are drawn from al
 what stands there for other rows is not said. The sum is NaN where an output of the slice is NaN or
 +inf, and where all are -inf.
 
+mix is `srm_mix` without gamma, residual and SiLU, of the product as it is after rounding: outputs
+and states have the bits that the two ops leave one behind the other. Rows that decode, the first
+ones, are mixed as their sums are finished, the others by a kernel behind it.
+
 The last two have x and w in e4m3. A tensor core keeps fewer bits of their sums than float32 has.
 What srm_up_e4m3 writes is x of srm_down_e4m3. Of each 64 columns 8 i + 2 q + b (i < 8, q < 4, b < 2)
 that one lies at 16 q + 2 i + b, and so it must in w.
@@ -38,7 +43,10 @@ that one lies at 16 q + 2 i + b, and so it must in w.
     columns    [N, 2]           float32   in, of `srm_normed_sm90` and those in e4m3
     divisors   [N]              float32   in, of `srm_up_e4m3`
     sampling   [S, 6]           int32     in at the slots, of `srm_head_sm90`, a buffer
-    slots      [D]              int32     in, of `srm_head_sm90`; D <= M
+    slots      [D]              int32     in, of `srm_head_sm90`; D <= M; of `srm_mixed_sm90` D
+                                          alone counts: rows that decode
+    state, unit, read_slots, write_slots, positions, row_offsets, alpha_in, alpha_out, beta, decay
+                                          of `srm_mixed_sm90`, as of `srm_mix`; state is float32
     moments    [T, K / 256, 2]  float32   in, of `srm_normed_sm90`
 """
 
@@ -54,6 +62,7 @@ from std.math import ceildiv
 from ._sm90_epilogue import (
     BF16,
     BN,
+    CHUNK,
     E4M3,
     F32,
     OUT_TILE,
@@ -194,6 +203,7 @@ def enqueue_tiles[
         tensors.sampling,
         tensors.slots,
         tensors.sampled,
+        tensors.unit,
         Int32(rows),
         grid_dim=clusters * BLOCKS[BM, parts],
         block_dim=THREADS,
@@ -292,6 +302,66 @@ struct _NormedSM90:
         var to = Tensors(anywhere(output))
         to.columns, to.moments = anywhere(columns), anywhere(moments)
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_mixed_sm90")
+struct _MixedSM90:
+    """The op behind a norm and `srm_mix` in one: of rows that decode, in its own kernel.
+
+    Other rows are mixed by `srm_mix`'s, in place, which is not launched where there are none.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int, heads: Int
+    ](
+        output: OutputTensor[dtype=BF16, rank=2, ...],
+        state: MutableInputTensor[dtype=F32, rank=2, ...],
+        unit: Int32,
+        x: InputTensor[dtype=BF16, rank=2, ...],
+        read_slots: InputTensor[dtype=DType.int32, rank=1, ...],
+        write_slots: InputTensor[dtype=DType.int32, rank=1, ...],
+        positions: InputTensor[dtype=DType.int32, rank=1, ...],
+        row_offsets: InputTensor[dtype=DType.int32, rank=1, ...],
+        alpha_in: InputTensor[dtype=F32, rank=2, ...],
+        alpha_out: InputTensor[dtype=F32, rank=2, ...],
+        beta: InputTensor[dtype=F32, rank=2, ...],
+        decay: InputTensor[dtype=F32, rank=2, ...],
+        w: InputTensor[dtype=BF16, rank=2, ...],
+        columns: InputTensor[dtype=F32, rank=2, ...],
+        moments: InputTensor[dtype=F32, rank=3, ...],
+        slots: InputTensor[dtype=DType.int32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_mixed_sm90 is for sm_90 alone"
+        comptime assert N // heads % CHUNK == 0, "a chunk is of one head"
+        comptime parts = Parts(norm=True, heads=heads)
+        var decode = slots.dim_size(0)
+        var to = Tensors(anywhere(output))
+        to.columns, to.moments = anywhere(columns), anywhere(moments)
+        var mixer = to.unit
+        mixer.state = untracked(state.unsafe_ptr())
+        mixer.read_slots = anywhere(read_slots)
+        mixer.write_slots = anywhere(write_slots)
+        mixer.positions = anywhere(positions)
+        mixer.row_offsets = anywhere(row_offsets)
+        mixer.alpha_in, mixer.alpha_out = anywhere(alpha_in), anywhere(
+            alpha_out
+        )
+        mixer.beta, mixer.decay = anywhere(beta), anywhere(decay)
+        mixer.num_rows, mixer.num_heads = Int64(decode), Int64(heads)
+        mixer.head_dim, mixer.n_ctx = Int64(N // heads), Int64(beta.dim_size(1))
+        mixer.pool_width = Int64(state.dim_size(1))
+        mixer.pool_column = Int64(Int(unit) * N)
+        to.unit = mixer
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+        if read_slots.dim_size(0) > decode:
+            mixer.read_slots = mixer.read_slots.unsafe_offset(decode)
+            mixer.write_slots = mixer.write_slots.unsafe_offset(decode)
+            mixer.positions = mixer.positions.unsafe_offset(decode)
+            mixer.row_offsets = mixer.row_offsets.unsafe_offset(decode)
+            mixer.num_rows = Int64(read_slots.dim_size(0) - decode)
+            mixer.launch[4, 2](ctx)
 
 
 @extensibility.register("srm_stream_sm90")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernels.gpu.test_products import ALL, KINDS, SMALL
-from tests.kit.ptx.cubin import HGMMA, LDG, MUFU, Resources, kernels_of, opcodes_of
+from tests.kit.ptx.cubin import HGMMA, LDG, MUFU, STG, Resources, kernels_of, opcodes_of
 from tests.kit.ptx.mojo_program import printed
 
 REGISTERS, SHARED = 65_536, 232_448
@@ -14,6 +14,7 @@ PRODUCT = (384, 1, 0)
 LIMITS = {
     **dict.fromkeys(KINDS, PRODUCT),
     **dict.fromkeys((f"{SMALL}{kind}" for kind in KINDS), PRODUCT),
+    **dict.fromkeys((f"{size}mixed_proj_in" for size in ("", SMALL)), PRODUCT),
     **dict.fromkeys(("sample", "sample_slices"), (256, 2, 40_000)),
     "score": (256, 2, 2_000),
     "constrain": (256, 7, 2**15),
@@ -73,6 +74,14 @@ def codes_of(variants: str) -> dict[str, list[int]]:
         for name, code in made.items()
         if name.endswith(" 512 512")
     }
+
+
+def test_mixing_in_a_product_takes_few_instructions() -> None:
+    """Of the 128 channels that a thread has of a tile."""
+    codes = codes_of("")
+    plain, mixed = (codes[f"{kind}_proj_in"] for kind in ("normed", "mixed"))
+    assert len(mixed) - len(plain) <= 12 * 128
+    assert mixed.count(STG) == 4 * plain.count(STG), "states 16 bytes at a time, outputs 8"
 
 
 def check(name: str, taken: Resources) -> None:

@@ -8,12 +8,18 @@ import pytest
 
 from tests.kit.ptx.lowered import LAYERS, Launch, Lowered, lower
 
-GRAPHS = ("own:512", "own:1024", "plain:512", "plain:1024", "float8:512", "float8:1024")
+GRAPHS = (
+    *("own:512", "own:1024", "plain:512", "plain:1024", "float8:512", "float8:1024"),
+    *("mixed:512", "mixed:1024"),
+)
 NORM, MIX, PLAIN = "reduce.layer_norm", "srm_mix", "srm_linear_plain"
 LAYER = {
     "own": [
         *("srm_normed_sm90 silu", "srm_stream_sm90"),
         *("srm_normed_sm90", MIX, "srm_stream_sm90"),
+    ],
+    "mixed": [
+        *("srm_normed_sm90 silu", "srm_stream_sm90", "srm_mixed_sm90", "srm_stream_sm90"),
     ],
     "plain": [
         *(NORM, f"{PLAIN} has_bias silu", f"{PLAIN} has_bias has_residual"),
@@ -30,11 +36,13 @@ OWN_HEAD = [
 ]
 HEAD = {
     "own": OWN_HEAD,
+    "mixed": OWN_HEAD,
     "float8": OWN_HEAD,
     "plain": [PLAIN, "srm_edit", "srm_constrain", "srm_sample"],
 }
-EMBED = {"own": "srm_embed_stream", "float8": "srm_embed", "plain": "srm_embed"}
-WEIGHTS = {"own": 12, "float8": 13, "plain": 16}
+STREAM = "srm_embed_stream"
+EMBED = {"own": STREAM, "mixed": STREAM, "float8": "srm_embed", "plain": "srm_embed"}
+WEIGHTS = {"own": 12, "mixed": 12, "float8": 13, "plain": 16}
 """Of a layer: norms and biases that are folded are in `columns`, and float8 has divisors."""
 
 

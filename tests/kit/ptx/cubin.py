@@ -21,7 +21,7 @@ REGISTERS, FRAME, STACK = 0x2F, 0x11, 0x12
 """Attributes that a kernel, or a function that it calls, has in INFO."""
 PAIR = 4
 """The form of an attribute that has a number for a symbol."""
-MUFU, LDG, HGMMA = 0x308, 0x981, 0x9F0
+MUFU, LDG, STG, HGMMA = 0x308, 0x981, 0x986, 0x9F0
 """Opcodes: approximate functions, loads from global memory, products of bfloat16."""
 RESERVED = 1024
 """Bytes of shared memory that the system has in each block."""

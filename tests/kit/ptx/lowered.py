@@ -3,8 +3,8 @@
 MAX is stopped once it has written the Mojo of the graphs, which takes seconds. Read from it, and
 from the sequence of calls beside it, is what a step launches, in order, and what else is done in a
 step and when weights are bound. `python -m tests.kit.ptx.lowered KIND:WIDTH …` prints it as JSON,
-in a process of its own, since a virtual GPU cannot be taken back. KIND is a product in bfloat16, or
-"float8".
+in a process of its own, since a virtual GPU cannot be taken back. KIND is a product in bfloat16,
+"float8", or a variant of "own".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from max.graph import Module
 from srm import engine
 from srm.engine.device.model import build_step_graph
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
-from srm.engine.device.products import FLOAT8, Product
+from srm.engine.device.products import FLOAT8, OPS, VARIANTS, Product
 from tests.kit.kept import keep_compiled
 
 LAYERS = 2
@@ -124,8 +124,9 @@ def main(argv: list[str]) -> int:
         shape = PrecompileConfig(d_model=int(width), num_layers=LAYERS).shape()
         scope = f"{kind}_{width}."
         dtype = FLOAT8 if kind == "float8" else DType.bfloat16
-        product = cast(Product, "own" if kind == "float8" else kind)
-        graph = build_step_graph(shape, dtype, device, scope, module, product)
+        product = cast(Product, kind if kind in OPS else "own")
+        variants = frozenset({kind} & {*VARIANTS})
+        graph = build_step_graph(shape, dtype, device, scope, module, product, variants=variants)
         declared[scope] = {
             weight: item.value.dtype.size_in_bytes * math.prod(map(int, item.value.shape))
             for weight, item in graph._weights.items()

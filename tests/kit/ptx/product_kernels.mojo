@@ -21,6 +21,7 @@ comptime HEAD = Parts()
 comptime SLICES = Parts(slices=True, variants=VARIANTS)
 comptime NORMED_UP = Parts(norm=True, silu=True, variants=VARIANTS)
 comptime NORMED_PROJ_IN = Parts(norm=True, variants=VARIANTS)
+comptime MIXED_PROJ_IN = Parts(norm=True, heads=4)
 comptime MEASURED_DOWN = Parts(
     bias=True, residual=True, moments=True, variants=VARIANTS
 )
@@ -53,6 +54,7 @@ def main():
             show_both[d, d, MEASURED_DOWN]("measured_down")
             show[d, d, PROJ_IN]("proj_in")
             show_both[d, d, NORMED_PROJ_IN]("normed_proj_in")
+            show_both[d, d, MIXED_PROJ_IN]("mixed_proj_in")
             show[8192, d, HEAD]("head")
             show[8192, d, SLICES]("slices")
             show[4 * d, d, UP_E4M3]("up_e4m3")
@@ -67,6 +69,7 @@ def main():
             show[512, K, SLICES]("slices")
             show[512, K, NORMED_UP]("normed_up")
             show[512, K, NORMED_PROJ_IN]("normed_proj_in")
+            show[512, K, MIXED_PROJ_IN]("mixed_proj_in")
             show[512, K, MEASURED_DOWN]("measured_down")
         comptime for K in [512, 1024]:
             show[512, K, UP_E4M3]("up_e4m3")
@@ -79,6 +82,7 @@ def main():
         show[512, 256, SLICES, LEAST_ROWS]("small_slices")
         show[512, 256, NORMED_UP, LEAST_ROWS]("small_normed_up")
         show[512, 256, NORMED_PROJ_IN, LEAST_ROWS]("small_normed_proj_in")
+        show[512, 256, MIXED_PROJ_IN, LEAST_ROWS]("small_mixed_proj_in")
         show[512, 256, MEASURED_DOWN, LEAST_ROWS]("small_measured_down")
         show[512, 512, UP_E4M3, LEAST_ROWS]("small_up_e4m3")
         show[512, 512, DOWN_E4M3, LEAST_ROWS]("small_down_e4m3")

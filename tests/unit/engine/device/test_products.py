@@ -116,6 +116,17 @@ def test_variants_need_folded_norms() -> None:
             choose_variants(["tanh"], cast(Product, product), model, BF16)
 
 
+def test_mixers_that_no_product_can_do_are_refused() -> None:
+    for mixer in ("mixed", "parallel", "column_heads"):
+        model = msgspec.structs.replace(WIDE, mixer=mixer, decay=False)
+        assert choose_variants(["mixed"], "own", model, BF16) == {"mixed"}
+    for changes in ({"mixer": "combined"}, {"mixer": "diagonal"}, {"num_heads": 16}):
+        model = msgspec.structs.replace(WIDE, **changes, decay=False)
+        assert choose_variants(["tanh"], "own", model, BF16)
+        with pytest.raises(ConfigError, match=r"variants = mixed: it is of .* multiple of 64"):
+            choose_variants(["mixed"], "own", model, BF16)
+
+
 def test_graphs_of_variants_differ() -> None:
     shapes = {
         graph_shape(WIDE, BF16, "own", variants=frozenset(names)) for names in ("", "a", "ab")
