@@ -1,7 +1,8 @@
 """`srm bench replays`: engine steps launched and replayed, in turns.
 
-Both must give the same tokens and log-probabilities to the last bit. A row of the table has tokens
-a second of each, and the microseconds that the host spends on each phase of a step.
+Both must give the same tokens and log-probabilities to the last bit. With `--variants` steps of
+those take turns with them, replayed too: "mixed" must give the same bits. A row of the table has
+tokens a second of each, and the microseconds that the host spends on each phase of a step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from research.bench.engine.decode import (
@@ -29,7 +31,8 @@ from srm.engine.device.runner import ModelRunner
 from srm.engine.process.engine import Engine
 from srm.engine.steps.batch import FROM_DEVICE
 
-WAYS = {"eager": False, "replayed": True}
+Ways = dict[str, tuple[ModelRunner, bool]]
+"""What computes the steps of each way, and whether it replays them."""
 CHECKED_STEPS = 6
 WARM_STEPS = 8
 
@@ -40,28 +43,41 @@ def main(argv: list[str]) -> int:
 
 
 def measure(config: StepsConfig) -> Record:
-    """Return both ways of steps of each width and number of rows."""
+    """Return all ways of steps of each width and number of rows."""
     cases = []
     for width in config.random_widths:
-        model = random_shape(width)
-        runner = random_runner(model, config, config.dtypes[0], max(config.rows))
+        model, dtype = random_shape(width), config.dtypes[0]
+        today = msgspec.structs.replace(config, variants=())
+        runner = random_runner(model, today, dtype, max(config.rows))
+        ways: Ways = {"eager": (runner, False), "replayed": (runner, True)}
+        if config.variants:  # opened before a step is captured, which takes all of MAX's memory
+            other = random_runner(model, config, dtype, max(config.rows))
+            ways["+".join(config.variants)] = other, True
         for rows in config.rows:
             case: Record = {"d_model": width, "rows": rows}
-            case |= {"differing": _count_differing(model, runner, rows)}
-            cases.append(note(case | _measure(model, runner, rows, config)))
-        runner.close()
+            case |= {"differing": _count_differing(model, ways, rows)}
+            cases.append(note(case | _measure(model, ways, rows, config)))
+        for opened in {opened for opened, _ in ways.values()}:
+            opened.close()
     return {"cases": cases}
 
 
 def markdown(record: Record) -> list[str]:
     """Render the record as a table."""
+    ways = list(record["cases"][0]["raw"])
+    heads = ["d", "rows", *(f"differing values, {way}" for way in ways[1:])]
+    heads += [f"tok/s {way}" for way in ways] + [f"µs of the host's phases, {way}" for way in ways]
     return table(
-        "d | rows | differing values | tok/s launched | replayed | µs of the host's phases, "
-        "launched | replayed",
+        " | ".join(heads),
         (
-            f"{case['d_model']} | {case['rows']:,} | {case['differing']} "
-            f"| {case['eager_tokens_per_s']:,.0f} | {case['replayed_tokens_per_s']:,.0f} "
-            f"| {_phases(case['eager_host_us'])} | {_phases(case['replayed_host_us'])}"
+            " | ".join(
+                [
+                    *(str(case["d_model"]), f"{case['rows']:,}"),
+                    *(str(case["differing"][way]) for way in ways[1:]),
+                    *(f"{case[f'{way}_tokens_per_s']:,.0f}" for way in ways),
+                    *(_phases(case[f"{way}_host_us"]) for way in ways),
+                ]
+            )
             for case in record["cases"]
         ),
     )
@@ -71,10 +87,11 @@ def _phases(host_us: dict[str, float]) -> str:
     return ", ".join(f"{name} {us:,.1f}" for name, us in host_us.items())
 
 
-def _count_differing(model: ModelConfig, runner: ModelRunner, rows: int) -> int:
+def _count_differing(model: ModelConfig, ways: Ways, rows: int) -> dict[str, int]:
+    """Values of each way that are not those of "eager"."""
     results = {}
     (first,) = random_tokens(model, 1, rows)
-    for way, replays in WAYS.items():
+    for way, (runner, replays) in ways.items():
         runner.replay_steps(replays)
         fed, parts = first, []
         for position in range(CHECKED_STEPS):
@@ -82,23 +99,21 @@ def _count_differing(model: ModelConfig, runner: ModelRunner, rows: int) -> int:
             parts += [result.token_ids, result.logprobs.view(np.int32)]
             fed = np.full(rows, FROM_DEVICE, np.int32)
         results[way] = np.concatenate(parts)
-    return int((results["eager"] != results["replayed"]).sum())
+    return {way: int((results["eager"] != result).sum()) for way, result in results.items()}
 
 
-def _measure(
-    model: ModelConfig, runner: ModelRunner, rows: int, config: StepsConfig
-) -> dict[str, Any]:
-    raw: dict[str, list[float]] = {way: [] for way in WAYS}
-    phases: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in WAYS}
+def _measure(model: ModelConfig, ways: Ways, rows: int, config: StepsConfig) -> dict[str, Any]:
+    raw: dict[str, list[float]] = {way: [] for way in ways}
+    phases: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in ways}
     for repetition in range(config.repetitions):
-        for way, replays in WAYS.items():
+        for way, (runner, replays) in ways.items():
             runner.replay_steps(replays)
             settings = settings_for(config, config.dtypes[0], rows, rows)
             engine = Engine(model, runner, settings)
             engine.add(endless(model, rows, repetition, 1.0))
             raw[way].append(_rate(engine, rows, config.seconds, phases[way]))
     facts: dict[str, Any] = {"raw": raw}
-    for way in WAYS:
+    for way in ways:
         facts[f"{way}_tokens_per_s"] = median(raw[way])
         facts[f"{way}_host_us"] = {
             name: round(1e6 * median(seconds), 1) for name, seconds in phases[way].items()
