@@ -124,3 +124,18 @@ def test_sequences_are_the_same_beyond_2_to_the_32_values(kept_graphs: Path) -> 
         for result, wanted in zip(decoded(model, runner, slots, then), expected, strict=True):
             assert np.array_equal(result, wanted)
     runner.close()
+
+
+def test_variant_mixed_changes_no_bit(kept_graphs: Path) -> None:
+    """Of prompts' scores, of tokens, and of states."""
+    model, slots = random_shape(512), np.arange(ROWS, dtype=np.int32)
+    prompts = np.random.default_rng(1).integers(model.vocab_size, size=(PROMPTS, LENGTH)).tolist()
+    results = []
+    for variants in ((), ("mixed",)):
+        config = StepsConfig(cache_dir=kept_graphs, variants=variants)
+        runner = random_runner(model, config, "bfloat16", ROWS)
+        top, logprobs = scored(model, runner, prompts)
+        results.append([top, logprobs.view(np.int64), *decoded(model, runner, slots, slots[::-1])])
+        runner.close()
+    for today, mixed in zip(*results, strict=True):
+        assert np.array_equal(today, mixed)
