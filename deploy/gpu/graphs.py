@@ -40,7 +40,14 @@ OF_CALLS = {
         )
         for width in (512, 1024)
         for names in ("", "tanh", "ahead", "stores", "clusters", "tanh,ahead,stores")
-    }
+    },
+    "6": {
+        f"d {width:,}, {names or 'today'}": (
+            f"{STEP} --d-model {width} --dtype bfloat16" + f" --variants {names}" * bool(names)
+        )
+        for width in (512, 1024)
+        for names in ("", "mixed")
+    },
 }
 """The same for calls that need other graphs, and are packed alone."""
 

@@ -180,14 +180,19 @@ def test_a_lists_commands_have_settings_that_can_be_read(listed: Path) -> None:
 
 @pytest.mark.parametrize("listed", LISTS, ids=lambda listed: listed.stem)
 def test_every_graph_that_a_list_needs_is_packed(listed: Path) -> None:
-    packed = [command.split() for command in GRAPHS.values()]
+    graphs = OF_CALLS.get(listed.stem.removeprefix("call-"), GRAPHS)
+    packed = [command.split() for command in graphs.values()]
     for _, _, words in read_list(listed)[1]:
         if words[:2] == ["srm", "bench"] and words[2] != "turns":
             config = load(SETTINGS[words[2]], words[3:], prog="")
             module = "bench.gpu.compile_ops" if words[2] == "kernels" else "device.precompile"
             for width, dtype in [(w, d) for w in config.random_widths for d in config.dtypes]:
                 wanted = ["--d-model", str(width), "--dtype", dtype]
-                assert any(item[0].endswith(module) and item[1:] == wanted for item in packed)
+                of_variants = ["--variants", ",".join(config.variants)] if config.variants else []
+                for item in (wanted, wanted + of_variants):
+                    assert [item] == [
+                        of for name, *of in packed if name.endswith(module) and of == item
+                    ]
 
 
 def test_every_graph_of_variants_is_packed() -> None:
