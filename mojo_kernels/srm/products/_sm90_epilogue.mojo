@@ -78,6 +78,8 @@ struct Variants(ImplicitlyCopyable):
     """Whether a warp's chunks of bfloat16 are stored by TMA, from two patches by turns."""
     var clusters: Bool
     """Whether a cluster has twice as many blocks, so that w is loaded half as often."""
+    var rejection: Bool
+    """Whether the sampler draws truncated rows from slices too."""
 
     @staticmethod
     def named(names: StaticString) -> Self:
@@ -94,6 +96,7 @@ struct Variants(ImplicitlyCopyable):
             ahead="ahead" in names,
             stores="stores" in names,
             clusters="clusters" in names,
+            rejection="rejection" in names,
         )
 
 
@@ -560,8 +563,11 @@ def read_norm[
 
 
 @always_inline
-def read_temperatures(to: Tensors, row: Int) -> RowNorm:
+def read_temperatures[rejects: Bool](to: Tensors, row: Int) -> RowNorm:
     """Read at which temperature rows are sampled.
+
+    Parameters:
+        rejects: Whether the sampler draws by rejection.
 
     Args:
         to: The tensors.
@@ -575,7 +581,7 @@ def read_temperatures(to: Tensors, row: Int) -> RowNorm:
         var r = row + Int(lane_id()) // 4 + half * 8
         if r < Int(to.sampled):
             var asked = Sampling.of(to.sampling, to.slots[unsafe_offset=r])
-            if asked.is_plain():
+            if asked.is_drawn_from_all[rejects]():
                 norm.scale[half * 2] = in_powers_of_2(
                     inverse(asked.temperature)
                 )

@@ -227,7 +227,7 @@ def product_kernel[
             var row = (tile // tiles_n * blocks + rank) * BM + warp_row
             var norm = read_norm[K, parts](moments, row, Int(rows))
             comptime if parts.slices:
-                norm = read_temperatures(to, row)
+                norm = read_temperatures[parts.variants.rejection](to, row)
             var column = tile % tiles_n * BN
             var mixed = MixedRow(unit, row, column)
             var first = Chunk[N, parts]()

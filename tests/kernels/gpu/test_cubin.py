@@ -15,7 +15,7 @@ LIMITS = {
     **dict.fromkeys(KINDS, PRODUCT),
     **dict.fromkeys((f"{SMALL}{kind}" for kind in KINDS), PRODUCT),
     **dict.fromkeys((f"{size}mixed_proj_in" for size in ("", SMALL)), PRODUCT),
-    **dict.fromkeys(("sample", "sample_slices"), (256, 2, 40_000)),
+    **dict.fromkeys(("sample", "sample_slices", "reject", "reject_slices"), (256, 2, 40_000)),
     "score": (256, 2, 2_000),
     "constrain": (256, 7, 2**15),
     "mix": (256, 5, 0),
