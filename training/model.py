@@ -7,16 +7,24 @@ those of the published checkpoints (blbadger/mrm), so files move between the two
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
 from srm.engine.config import ModelConfig
-from srm.training.huggingface.mixers_srm import Block, Projection
-from srm.training.huggingface.units_srm import CHUNK, Places, split_documents
+from srm.training.huggingface.mixers_srm import Block, Projection, stacked_units
+from srm.training.huggingface.units_srm import (
+    CHUNK,
+    Places,
+    Unit,
+    place_units,
+    split_documents,
+)
 
 
 class LanguageModel(nn.Module):
@@ -88,9 +96,19 @@ class SRM(BlockModel):
         places = Places(slice(ids.shape[1]), chunk=chunk)
         if self.separator is not None:
             places = split_documents(ids == self.separator, chunk)
-        for block in self.mixer_blocks:
-            x, _ = block(x, places)
+        for block, units in zip(self.mixer_blocks, self._place_units(places, x), strict=True):
+            x, _ = block(x, places, None, units)
         return F.linear(x, self.output_layer.weight)
+
+    def _place_units(self, places: Places, x: Tensor) -> Sequence[list[Unit] | None]:
+        """Place the units of all blocks at once, which takes a GPU half the launches; None where
+        blocks are sharded, as each has its scalars only while it runs."""
+        if isinstance(self.mixer_blocks[0], FSDPModule):
+            return [None] * len(self.mixer_blocks)
+        mixers = [cast(Block, block).token_mixing_layer for block in self.mixer_blocks]
+        is_narrow = self.config.use_projections and torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if is_narrow else x.dtype
+        return place_units(stacked_units(mixers), places, x.shape[1], dtype)
 
     def step(self, ids: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Feed one token per sequence: ids int64 [batch], all at `position` 0 … n_ctx - 1.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .units_srm import Places, Units
+from .units_srm import Places, Unit, Units
 
 DECAY_RANGE = (0.9, 1.0)
 """Range of λ: one outside it is used as the nearer end."""
@@ -87,10 +87,16 @@ class TokenMixer(Scalars):
             self.out_proj = Projection(width, width)
 
     def forward(
-        self, x: Tensor, places: Places, states: Tensor | None = None
+        self,
+        x: Tensor,
+        places: Places,
+        states: Tensor | None = None,
+        placed: list[Unit] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Mix x [rows, length, d] after states [units, rows, d]; return the states after it too."""
-        config, units = self.config, Units(places, states)
+        """Mix x [rows, length, d] after states [units, rows, d]; return the states after it too.
+
+        `placed` are the mixer's units at these places; None: it places them."""
+        config, units = self.config, Units(places, states, placed)
         if config.use_projections:
             x = self._project(x, self.in_projections())
         heads = x.view(*x.shape[:-1], config.num_heads, -1)
@@ -101,81 +107,92 @@ class TokenMixer(Scalars):
         """Return the projections that, one behind the other, give the heads their inputs."""
         return [self.in_proj] if self.config.mixer == "parallel" else [*self.proj_head]
 
+    def holders(self) -> list[nn.Module]:
+        """Return the modules that hold the scalars: one a head, or one that stands for all."""
+        if self.config.is_headless:
+            return [self]
+        is_single = self.config.mixer == "parallel"
+        return [self.mixer_heads] if is_single else [*self.mixer_heads.children()]
+
     def mix(self, x: Tensor, units: Units) -> Tensor:
         """Mix projected x [rows, length, H, e]."""
-        config = self.config
-        match config.mixer:
-            case "row":
-                return self._run_row(x, units)
-            case "column" | "column_heads":
-                return self._run_column(x, units)
-            case "mixed" | "parallel" | "diagonal":
-                return self._run_halves(x, units)
-            case "combined":
-                y = self._run_row(x, units)
-                return y + units.run(x, self._decay(entry=1), alpha_out=self._alpha(row=1))
-            case "kernel":
-                return self._taps(units.run(x, self._decay()), units)
-        return self._run_column(F.silu(self._run_column(x, units, "0")), units, "2")  # expanded
-
-    def _run_column(self, x: Tensor, units: Units, stage: str = "") -> Tensor:
-        alpha, beta = self._alpha(stage=stage), self._beta(stage)
-        return units.run(x, self._decay(), alpha_out=alpha, beta=beta)
-
-    def _run_row(self, x: Tensor, units: Units) -> Tensor:
-        alpha, decay = self._alpha(), self._decay(entry=0)
-        if self.config.decay and self.config.combined_row_quirk:
-            alpha, decay = alpha / self.config.decay_constant, self._decay(entry=0, constant=1)
-        return units.run(x, decay, alpha_in=alpha, beta=self._beta())
-
-    def _run_halves(self, x: Tensor, units: Units) -> Tensor:
-        """The first half of the heads are column heads, the other half row heads."""
-        alpha, half = self._alpha(), self.config.num_heads // 2
-        ones, gamma = torch.ones_like(alpha[:half]), None
-        if self.config.mixer == "diagonal":  # δ instead of α weighs the newest token
-            gamma = self._stacked("diag_weight") - alpha
-        alpha_in, alpha_out = torch.cat([ones, alpha[half:]]), torch.cat([alpha[:half], ones])
-        return units.run(x, self._decay(), alpha_in, alpha_out, self._beta(), gamma)
-
-    def _taps(self, sums: Tensor, units: Units) -> Tensor:
-        """Return channels j = β + Σ_i α_i · sums[j - (k - 1) + i], where sums below 0 are 0."""
-        size, width = self.config.kernel_size, self.config.d_model
-        padded = F.pad(sums, (size - 1, 0))
-        y = units.places.scalars(self._beta()).to(sums.dtype)
-        for i in range(size):
-            y = y + units.scale(padded[..., i : i + width], self._alpha(row=i))
-        return y
-
-    def _alpha(self, row: int = 0, stage: str = "") -> Tensor:
-        """Return one row of α, [H, n]; of two units, or of a kernel, there are several."""
-        alpha = self._stacked("weight", stage)
-        return alpha.reshape(self.config.num_heads, -1, self.config.n_ctx)[:, row]
-
-    def _beta(self, stage: str = "") -> Tensor:
-        return self._stacked("bias", stage).reshape(self.config.num_heads, self.config.n_ctx)
-
-    def _decay(self, entry: int = -1, constant: int | None = None) -> Tensor:
-        """Return the clipped λ ** (1 / c), f64[H]; with two λ and one unit, of the second λ."""
-        heads = self.config.num_heads
-        if not self.config.decay:
-            return torch.ones(heads, dtype=torch.float64, device=next(self.parameters()).device)
-        raw = self._stacked("decay_value")
-        decay = raw.reshape(len(raw), -1)[:, entry].clamp(*DECAY_RANGE).double()
-        return decay.expand(heads) ** (1 / (constant or self.config.decay_constant))
-
-    def _stacked(self, name: str, stage: str = "") -> Tensor:
-        """Stack the scalars of that name over the heads, or over the one that stands for all."""
-        holders: list[nn.Module] = [self]
-        if not self.config.is_headless:
-            is_single = self.config.mixer == "parallel"
-            holders = [self.mixer_heads] if is_single else [*self.mixer_heads.children()]
-        return torch.stack([getattr(each.get_submodule(stage), name) for each in holders])
+        if units.placed is None:
+            units.place(stacked_units([self]), x)
+        y = units.run(x)
+        if self.config.mixer == "combined":
+            return y + units.run(x)
+        return units.run(F.silu(y)) if self.config.mixer == "expanded" else y
 
     def _project(self, x: Tensor, projections: Sequence[Any]) -> Tensor:
         """Return what they make of x, one behind the other, by one product."""
+        if len(projections) == 1:
+            return F.linear(x, projections[0].weight, projections[0].bias)
         weight = torch.cat([projection.weight for projection in projections])
         bias = torch.cat([projection.bias for projection in projections])
         return F.linear(x, weight, bias)
+
+
+def stacked_units(mixers: Sequence[TokenMixer]) -> list[Unit]:
+    """Return the units of mixers of one configuration, their scalars stacked: [mixers, H, …]."""
+    scalars = _Stacked(mixers)
+    config, alpha = scalars.config, scalars.alpha
+    mixer, half = config.mixer, config.num_heads // 2
+    if mixer == "expanded":
+        return [
+            Unit(scalars.decay(), None, alpha(stage), scalars.beta(stage)) for stage in ("0", "2")
+        ]
+    decay, weight, beta = scalars.decay(), alpha(), scalars.beta()
+    if mixer in {"column", "column_heads", "kernel"}:
+        return [Unit(decay, None, weight, beta)]
+    row, first = weight[:, 0], decay
+    if mixer in {"row", "combined"}:
+        first = scalars.decay(entry=0)
+        if config.decay and config.combined_row_quirk:
+            row, first = row / config.decay_constant, scalars.decay(entry=0, constant=1)
+        of_row = Unit(first, row, None, beta)
+        return [of_row, Unit(decay, None, weight[:, 1:])] if mixer == "combined" else [of_row]
+    # The first half of the heads are column heads, the other half row heads.
+    ones, gamma = torch.ones_like(row[:, :half]), None
+    if mixer == "diagonal":  # δ instead of α weighs the newest token
+        gamma = scalars.stacked("diag_weight") - row
+    alpha_in = torch.cat([ones, row[:, half:]], 1)
+    alpha_out = torch.cat([row[:, :half], ones], 1)
+    return [Unit(decay, alpha_in, alpha_out[:, None], beta, gamma)]
+
+
+class _Stacked:
+    """Stacks the scalars of mixers of one configuration over mixers and heads."""
+
+    def __init__(self, mixers: Sequence[TokenMixer]) -> None:
+        self.config, self._mixers = mixers[0].config, mixers
+
+    def alpha(self, stage: str = "") -> Tensor:
+        """Return α, [mixers, rows, H, n]; of two units, or of a kernel, there are several rows."""
+        heads, n_ctx = self.config.num_heads, self.config.n_ctx
+        alpha = self.stacked("weight", stage)
+        return alpha.reshape(len(alpha), heads, -1, n_ctx).transpose(1, 2)
+
+    def beta(self, stage: str = "") -> Tensor:
+        beta = self.stacked("bias", stage)
+        return beta.reshape(len(beta), self.config.num_heads, self.config.n_ctx)
+
+    def decay(self, entry: int = -1, constant: int | None = None) -> Tensor:
+        """Return the clipped λ ** (1 / c), f64[mixers, H]; of two λ one."""
+        shape = len(self._mixers), self.config.num_heads
+        if not self.config.decay:
+            device = next(self._mixers[0].parameters()).device
+            return torch.ones(shape, dtype=torch.float64, device=device)
+        decay = self.stacked("decay_value").flatten(2)[..., entry].clamp(*DECAY_RANGE).double()
+        return decay.expand(shape) ** (1 / (constant or self.config.decay_constant))
+
+    def stacked(self, name: str, stage: str = "") -> Tensor:
+        """Stack the scalars of that name, [mixers, heads or one that stands for all, …]."""
+        named = [
+            getattr(holder.get_submodule(stage), name)
+            for mixer in self._mixers
+            for holder in mixer.holders()
+        ]
+        return torch.stack(named).view(len(self._mixers), -1, *named[0].shape)
 
 
 class Block(nn.Module):
@@ -194,11 +211,16 @@ class Block(nn.Module):
         self.token_mixing_layer = self.make_mixer(config)
 
     def forward(
-        self, x: Tensor, places: Places, states: Tensor | None = None
+        self,
+        x: Tensor,
+        places: Places,
+        states: Tensor | None = None,
+        placed: list[Unit] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Map x [rows, length, d] after states [units, rows, d]; return the states after it too."""
+        """Map x [rows, length, d] after states [units, rows, d]; return the states after it too.
+        `placed` are the units of the token mixer."""
         x = x + self.channel_mixing_layer(self.channel_norm(x))
-        mixed, ends = self.token_mixing_layer(self.token_norm(x), places, states)
+        mixed, ends = self.token_mixing_layer(self.token_norm(x), places, states, placed)
         return x + mixed, ends
 
 

@@ -10,7 +10,10 @@ raised to a negative power.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,9 +38,53 @@ class Places:
     """Tokens that one matrix spans, at least 2. With the length of x it is the published form
     (paper eq. 1-4), whose time and memory grow with length²."""
 
-    def scalars(self, values: Tensor) -> Tensor:
-        """Return values [H, n_ctx] at the positions, shaped to be multiplied with x."""
-        return values.T[self.positions].unsqueeze(-1)
+
+class Unit(NamedTuple):
+    """The scalars of one unit. α that are None are 1; β and γ that are None are 0."""
+
+    decay: Tensor
+    """λ ** (1 / c), f64[..., H]."""
+    alpha_in: Tensor | None = None
+    """[..., H, n_ctx]; where it is placed, [..., length, H, 1] or [..., rows, length, H, 1]."""
+    alpha_out: Tensor | None = None
+    """The same with an axis more in front of those: α of as many channels, the last of which is the
+    channel itself and the others stand before it."""
+    beta: Tensor | None = None
+    gamma: Tensor | None = None
+    levels: tuple[Level, ...] = ()
+    """What its sums are made of, once it is placed."""
+
+
+Level = tuple[Tensor, Tensor | None]
+"""Powers of the decay between the tokens of a chunk, [..., H, t, s], and to each of its tokens from
+the chunk before, [..., t, H, 1]; None: there is one chunk."""
+
+
+def place_units(
+    stacked: list[Unit], places: Places, length: int, dtype: torch.dtype
+) -> list[list[Unit]]:
+    """Return by mixer the units of those whose scalars are stacked along the first axis, all placed
+    at once for rows of that length and dtype; 0: for single tokens, which have no sums."""
+
+    def at(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        return values.mT[..., places.positions, :].unsqueeze(-1).to(dtype)
+
+    placed = []
+    for decay, alpha_in, alpha_out, beta, gamma, _ in stacked:
+        levels = _levels(decay, length, places.chunk, dtype) if length else ()
+        placed.append(Unit(decay, at(alpha_in), at(alpha_out), at(beta), at(gamma), levels))
+    return [[Unit(*unit) for unit in units] for units in _by_mixer(placed)]
+
+
+def _by_mixer(stacked: Any) -> Iterator[Any]:
+    """Divide tensors in nested sequences along their first axis; what is empty is all mixers'."""
+    if isinstance(stacked, Tensor):
+        return iter(stacked.unbind())
+    if not stacked:
+        return repeat(stacked)
+    return zip(*map(_by_mixer, stacked), strict=False)
 
 
 def split_documents(is_begin: Tensor, chunk: int = CHUNK) -> Places:
@@ -50,39 +97,41 @@ def split_documents(is_begin: Tensor, chunk: int = CHUNK) -> Places:
 class Units:
     """Runs the units of one mixer over x [rows, length, H, e], after the states that they had."""
 
-    def __init__(self, places: Places, states: Tensor | None) -> None:
-        """`states` are [units, rows, H * e], plain sums; None: rows begin at position 0."""
-        self.places = places
-        self._states = None if states is None else iter(states)
+    def __init__(
+        self, places: Places, states: Tensor | None, placed: list[Unit] | None = None
+    ) -> None:
+        """`states` are [units, rows, H * e], plain sums; None: rows begin at position 0. `placed`
+        units are those of x; None: the mixer places its own."""
+        self.places, self.placed = places, placed
+        self._states = states
         self._ends: list[Tensor] = []
+        self._run = 0
 
-    def run(
-        self,
-        x: Tensor,
-        decay: Tensor,
-        alpha_in: Tensor | None = None,
-        alpha_out: Tensor | None = None,
-        beta: Tensor | None = None,
-        gamma: Tensor | None = None,
-    ) -> Tensor:
-        """Run the next unit; decay is f64[H], λ ** (1 / c). α that are None are 1."""
-        places = self.places
-        if self._states is not None:  # a step is computed as its state is kept
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-        inputs = x if alpha_in is None else self.scale(x, alpha_in)
-        y = inputs  # which are the sums of one token
-        if self._states is None or x.shape[1] > 1:
-            y = decayed_sums(inputs, decay, places.chunk, places.documents)
+    def place(self, stacked: list[Unit], x: Tensor) -> None:
+        """Place units at x, stacked for its mixer alone."""
+        is_step = self._states is not None and x.shape[1] == 1
+        length = 0 if is_step else x.shape[1]
+        (self.placed,) = place_units(stacked, self.places, length, self._dtype(x))
+
+    def _dtype(self, x: Tensor) -> torch.dtype:
+        """Return that in which x is summed: a step is computed as its state is kept."""
+        return x.dtype if self._states is None else torch.promote_types(x.dtype, torch.float32)
+
+    def run(self, x: Tensor) -> Tensor:
+        """Run the next unit."""
+        assert self.placed is not None
+        decay, alpha_in, alpha_out, beta, gamma, levels = self.placed[self._run]
+        x = x.to(self._dtype(x))
+        inputs = x if alpha_in is None else alpha_in.to(x.dtype) * x
+        y = decayed_sums(inputs, levels, self.places.documents)
         if self._states is not None:
-            y = self._go_on(y, decay, next(self._states))
+            y = self._go_on(y, decay, self._states[self._run])
+        self._run += 1
         if alpha_out is not None:
-            y = self.scale(y, alpha_out)
+            y = _weighted(y, alpha_out.to(y.dtype))
         if gamma is not None:
-            y = y + self.scale(x, gamma)
-        return y if beta is None else y + places.scalars(beta).to(x.dtype)
-
-    def scale(self, x: Tensor, scalars: Tensor) -> Tensor:
-        return self.places.scalars(scalars).to(x.dtype) * x
+            y = y + gamma.to(x.dtype) * x
+        return y if beta is None else y + beta.to(x.dtype)
 
     def ends(self) -> Tensor | None:
         """Return the states after the rows' last tokens, once all units have run."""
@@ -107,34 +156,64 @@ class Units:
         return sums
 
 
-def decayed_sums(x: Tensor, decay: Tensor, chunk: int, documents: Tensor | None = None) -> Tensor:
-    """Return Σ_{s≤t} decay^(t-s) · x_s for each t of x [rows, length, H, e]; decay is f64[H].
+def _weighted(y: Tensor, alpha: Tensor) -> Tensor:
+    """Return the sums of y's channels times α [k, …], the last of which is of a channel itself and
+    the others of those before it, which are 0 before the first."""
+    *others, own = alpha
+    weighted: Tensor = own * y
+    width = y.shape[-1]
+    if others:
+        padded = F.pad(y, (len(others), 0))
+        for first, scalars in enumerate(others):
+            weighted = weighted + scalars * padded[..., first : first + width]
+    return weighted
+
+
+def decayed_sums(x: Tensor, levels: Sequence[Level], documents: Tensor | None) -> Tensor:
+    """Return Σ_{s≤t} decay^(t-s) · x_s for each t of x [rows, length, H, e]; `levels` are of the
+    decay and the length.
 
     Only tokens of the same document are summed. The sum of a chunk is carried into the next one, so
     time and memory are linear in length; what is carried is at least of float32.
     """
     rows, length, *heads = x.shape
-    if length <= chunk:
-        return _sums_within(x, _powers(decay, length).to(x.dtype), documents)
-    assert chunk > 1, "or as many sums would be carried as there are tokens"
-    x = F.pad(x, (0, 0, 0, 0, 0, -length % chunk)).view(rows, -1, chunk, *heads)
-    powers = _powers(decay, chunk).to(x.dtype)
+    if not levels:  # of one token
+        return x
+    (powers, falling), *carried_levels = levels
+    if falling is None:
+        return _sums_within(x, powers.to(x.dtype), documents)
+    chunk = powers.shape[-1]
+    if rest := -length % chunk:
+        x = F.pad(x, (0, 0, 0, 0, 0, rest))
+    x = x.view(rows, -1, chunk, *heads)
     if documents is not None:
-        documents = F.pad(documents, (0, -length % chunk)).view(rows, -1, chunk)
-    within = _sums_within(x, powers, documents)
+        documents = F.pad(documents, (0, rest)).view(rows, -1, chunk)
+    within = _sums_within(x, powers.to(x.dtype), documents)
     with torch.autocast(x.device.type, enabled=False):
         ends = within[:, :-1, -1]
         ends = ends.to(torch.promote_types(ends.dtype, torch.float32))
         last = None if documents is None else documents[:, :-1, -1]
-        carried = F.pad(decayed_sums(ends, decay**chunk, chunk, last), (0, 0, 0, 0, 1, 0))
-    gaps = torch.arange(1, chunk + 1, dtype=decay.dtype, device=decay.device)
-    falling = (decay ** gaps[:, None]).unsqueeze(-1).to(x.dtype)
+        carried = F.pad(decayed_sums(ends, carried_levels, last), (0, 0, 0, 0, 1, 0))
     over = carried.unsqueeze(2).to(x.dtype)
     if documents is not None and last is not None:
         goes_on = documents[:, 1:] == last.unsqueeze(2)  # as the last token of the chunk before
         over = over * F.pad(goes_on, (0, 0, 1, 0))[..., None, None]
-    sums = within + falling * over
+    sums = within + falling.to(x.dtype) * over
     return sums.flatten(1, 2)[:, :length]
+
+
+def _levels(decay: Tensor, length: int, chunk: int, dtype: torch.dtype) -> tuple[Level, ...]:
+    """Return what sums over so many tokens of that dtype are made of, in chunks; then the same of
+    what is carried between them."""
+    if length <= chunk:
+        return ((_powers(decay, length).to(dtype), None),)
+    assert chunk > 1, "or as many sums would be carried as there are tokens"
+    gaps = torch.arange(1, chunk + 1, dtype=decay.dtype, device=decay.device)
+    falling = (decay.unsqueeze(-2) ** gaps[:, None]).unsqueeze(-1).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    chunks = (length - 1) // chunk  # that are carried
+    carried = _levels(decay**chunk, chunks, chunk, wide) if chunks > 1 else ()
+    return (_powers(decay, chunk).to(dtype), falling), *carried
 
 
 def _sums_within(x: Tensor, powers: Tensor, documents: Tensor | None) -> Tensor:
@@ -146,7 +225,7 @@ def _sums_within(x: Tensor, powers: Tensor, documents: Tensor | None) -> Tensor:
 
 
 def _powers(decay: Tensor, length: int) -> Tensor:
-    """Return decay ** (t - s) as [H, t, s]; 0 for s > t, where no power is taken."""
+    """Return decay ** (t - s) as [..., H, t, s]; 0 for s > t, where no power is taken."""
     gaps = torch.arange(length - 1, -1, -1, dtype=decay.dtype, device=decay.device)
-    falling = F.pad(decay[:, None] ** gaps, (0, length - 1))
+    falling = F.pad(decay.unsqueeze(-1) ** gaps, (0, length - 1))
     return falling.unfold(-1, length, 1).flip(-2)

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from srm.training.huggingface.mixers_srm import TokenMixer
-from srm.training.huggingface.units_srm import Places, Units
+from srm.training.huggingface.mixers_srm import TokenMixer, stacked_units
 from srm.training.model import SRM
 
 
@@ -71,51 +70,27 @@ class _Mixer(nn.Module):
     def __init__(self, mixer: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         assert isinstance(mixer, TokenMixer)
-        config, unit = mixer.config, _NotedUnit()
-        mixer.mix(torch.zeros(1, 1, config.num_heads, config.head_dim), unit)
-        for name, scalars in unit.scalars.items():
-            per_channel = scalars.detach().T.repeat_interleave(config.head_dim, -1)
-            self.register_buffer(name, per_channel.float())
+        config, (unit,) = mixer.config, stacked_units([mixer])
+        assert unit.beta is not None and unit.gamma is None, "not a plain unit"
+        assert config.kernel_size == 1, "a unit with taps"
+        for name in ("alpha_in", "alpha_out", "beta", "decay"):
+            scalars = getattr(unit, name)
+            scalars = torch.ones_like(unit.beta) if scalars is None else scalars.detach()
+            by_head = scalars.reshape(config.num_heads, -1)
+            self.register_buffer(name, by_head.T.repeat_interleave(config.head_dim, -1).float())
         self.proj_in: nn.Module = nn.Identity()
         self.proj_out: nn.Module = nn.Identity()
         if config.use_projections:
             self.proj_in = _joined(mixer.in_projections()).to(dtype)
             self.proj_out = mixer.out_proj.to(dtype)
 
-    def forward(self, x: Tensor, position: Tensor, state: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor, position: Tensor, state: Tensor, _: None) -> tuple[Tensor, None]:
         y = self.proj_in(x)
         s = self.alpha_in.index_select(0, position) * y + self.decay * state
         state.copy_(s)
         y = self.alpha_out.index_select(0, position) * s
         y = y + self.beta.index_select(0, position)
         return self.proj_out(y.to(x.dtype)), None
-
-
-class _NotedUnit(Units):
-    """Notes the scalars of a mixer's unit instead of running it."""
-
-    def __init__(self) -> None:
-        super().__init__(Places(slice(1)), None)
-        self.scalars: dict[str, Tensor] = {}
-
-    def run(
-        self,
-        x: Tensor,
-        decay: Tensor,
-        alpha_in: Tensor | None = None,
-        alpha_out: Tensor | None = None,
-        beta: Tensor | None = None,
-        gamma: Tensor | None = None,
-    ) -> Tensor:
-        assert beta is not None and gamma is None and not self.scalars, "not a plain unit"
-        ones = torch.ones_like(beta)
-        self.scalars = {
-            "alpha_in": ones if alpha_in is None else alpha_in,
-            "alpha_out": ones if alpha_out is None else alpha_out,
-            "beta": beta,
-            "decay": decay[:, None],
-        }
-        return x
 
 
 def _joined(projections: Sequence[nn.Linear]) -> nn.Linear:

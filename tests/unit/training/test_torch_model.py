@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,14 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from research.bench.model.recurrence import Recurrence
 from srm.engine.config import Mixer, ModelConfig
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.tensors import is_scalar
+from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.huggingface.mixers_srm import TokenMixer
-from srm.training.huggingface.units_srm import Places
-from srm.training.model import SRM
+from srm.training.huggingface.units_srm import Places, split_documents
+from srm.training.model import SRM, LanguageModel
+from srm.training.precision import autocast
+from srm.training.settings import Precision
 from tests.kit.engines.numpy_runner import TINY
 from tests.kit.models.variants import configs, mixed_tokens
 
@@ -124,6 +129,74 @@ def test_memory_of_training_is_linear_in_length() -> None:
     linear, square = measure_kept(4096), measure_kept(2048, chunk=4096)
     assert linear < 2.2 * measure_kept(2048)
     assert measure_kept(4096, chunk=4096) > 3.5 * square > 3 * linear
+
+
+def block_by_block(model: SRM, ids: Tensor, places: Places) -> Tensor:
+    """Logits where each block makes its mixer's matrices of its own parameters alone."""
+    x = model.input_layer(ids)
+    for block in model.mixer_blocks:
+        x, _ = block(x, places)
+    return model.output_layer(x)  # type: ignore[no-any-return]
+
+
+@variants
+@given(
+    config=configs(max_n_ctx=25),
+    seed=st.integers(0, 99),
+    chunk=st.integers(2, 9),
+    precision=st.sampled_from(["float32", "bfloat16"]),
+    separator=st.sampled_from([None, 0]),
+)
+def test_units_placed_at_once_are_those_of_each_block(
+    config: ModelConfig, seed: int, chunk: int, precision: Precision, separator: int | None
+) -> None:
+    """The same bits of logits; gradients within rounding, whose sums are made in another order."""
+    model, ids = randomized(config, seed).float(), random_ids(config, seed)
+    places = Places(slice(config.n_ctx), chunk=chunk)
+    if separator is not None:
+        model.separator, places = separator, split_documents(ids == separator, chunk)
+    with autocast(precision, ids.device):
+        result, expected = model(ids, chunk), block_by_block(model, ids, places)
+    assert torch.equal(result, expected)
+    wanted, tolerance = gradients(model, expected), 1e-5 if precision == "float32" else 2e-2
+    for name, gradient in gradients(model, result).items():
+        largest = float(wanted[name].abs().max())
+        assert (gradient - wanted[name]).abs().max() <= tolerance * largest, name
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations, but for those that make another view of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation: Any, _: Any, arguments: Any, named: Any = None) -> Any:
+        returns = operation._schema.returns
+        self.count += not (returns and returns[0].alias_info and not operation._schema.is_mutable)
+        return operation(*arguments, **(named or {}))
+
+
+def launches_per_block(make: Callable[[int], LanguageModel]) -> float:
+    """Operations of forward and backward passes that a block adds, in bfloat16."""
+    counts = []
+    for blocks in (1, 3):
+        model, ids = make(blocks), torch.zeros(2, 512, dtype=torch.int64)
+        with Launches() as launches:
+            with autocast("bfloat16", ids.device):
+                logits = model(ids)
+            logits.float().square().mean().backward()
+        counts.append(launches.count)
+    return (counts[1] - counts[0]) / 2
+
+
+def test_a_block_launches_no_more_than_a_transformers() -> None:
+    """Two chunks, whose sums are carried; the mixers' matrices are made for all blocks at once."""
+    srm = launches_per_block(lambda blocks: SRM(ModelConfig(16, blocks, 4, 512, 31)))
+    of_transformer = launches_per_block(
+        lambda blocks: Transformer(TransformerShape(16, blocks, 4, 32, 31))
+    )
+    assert srm <= 0.75 * of_transformer, (srm, of_transformer)
 
 
 def check_mixer(model: SRM, x: np.ndarray[Any, np.dtype[np.float64]]) -> None:
