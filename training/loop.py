@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -29,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
 from srm.errors import ConfigError
 from srm.progress import show_progress
+from srm.training.captured import CapturedUpdate
 from srm.training.checkpoint import keep_model, read_run, save_model
 from srm.training.data import IGNORED
 from srm.training.instruments.log import RunLog
@@ -124,14 +126,20 @@ class Run:
         self._optimizer = torch.optim.AdamW(
             [{"params": group.parameters} for group in self._groups],
             lr=schedule.learning_rate,
-            fused=own.device.type == "cuda",  # at d 512 on an H100 5.8 ms an update, else 26.5
+            # At d 512 on an H100 5.8 ms an update, else 26.5; and it may be captured.
+            fused=own.device.type == "cuda" or schedule.capture,
+            capturable=schedule.capture,
         )
+        self._captured: CapturedUpdate | None = None
         self.precision = choose_precision(schedule.precision, own.device.type, own.is_first)
         """Precision of the products, which is not auto."""
         is_scaled = self.precision == "float16"
         self._scaler = torch.amp.GradScaler(own.device.type, enabled=is_scaled)
         if self._saved.exists():
             self._resume()
+        if schedule.capture:
+            for values in self._optimizer.param_groups:
+                values["lr"] = torch.zeros((), device=own.device)
         self._resumed = len(self.losses.steps)
         if self._resumed:
             self.end_by_clock(0.0)
@@ -165,7 +173,9 @@ class Run:
                     break
                 started, started_by_clock = time.monotonic(), self.clock()
                 inputs, targets = next(made)
-                loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
+                count = self._count(targets)
+                parts = [(*part, count) for part in self._parts(inputs, targets)]
+                loss = self.update(parts, self._share)
                 rate = self.tell_speed(inputs.numel(), time.monotonic() - started)
                 done = step + 1
                 self.end_by_clock(self.clock() - started_by_clock)
@@ -264,39 +274,70 @@ class Run:
         before the next, so only one's activations are in memory. An update whose loss or gradients
         are not finite changes no weights. Raises Diverged after MOST_SKIPPED of these in a row.
         """
-        step, own, schedule = len(self.losses.steps), self._own, self._schedule
+        step, schedule = len(self.losses.steps), self._schedule
         rate = (
             schedule.rate_by_clock(step, self._spent()) if schedule.minutes else schedule.rate(step)
         )
         for values, group in zip(self._optimizer.param_groups, self._groups, strict=True):
-            values["lr"] = rate * group.rate_scale
             values["weight_decay"] = group.weight_decay  # a resumed run has its own
+            if schedule.capture:
+                values["lr"].fill_(rate * group.rate_scale)
+            else:
+                values["lr"] = rate * group.rate_scale
+        if schedule.capture:
+            make: Any = partial(self._update_all, loss)
+            self._captured = self._captured or CapturedUpdate(make)
+            total, length = self._captured(cast(Sequence[tuple[Tensor, ...]], parts))
+            is_finite = math.isfinite(total) and math.isfinite(length)
+        else:
+            loss_sum, norm = self._gradients(parts, loss)
+            total, length = self._own.total(loss_sum), float(norm)
+            if is_finite := math.isfinite(total) and math.isfinite(length):
+                self._scaler.step(self._optimizer)
+            self._scaler.update()
+            self._end_update()
+        self._count_skipped(is_finite, total, length)
+        self.losses.steps.append(total)
+        self.tell("loss", total)
+        self.tell("learning rate", rate)
+        self.tell("gradient norm", length)
+        return total
+
+    def _gradients(
+        self, parts: Sequence[Part], loss: Callable[[Part], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Compute and clip the gradients of an update; return this process's loss, and the norm
+        that they had."""
         losses = []
         for number, part in enumerate(parts, 1):
             self._sum_gradients(number == len(parts))
             value = loss(part)
             losses.append(value.detach())
             # Gradients are averaged over processes, and each has its part of the sum alone.
-            self._scaler.scale(value * own.count).backward()  # type: ignore[no-untyped-call]
+            self._scaler.scale(value * self._own.count).backward()  # type: ignore[no-untyped-call]
         self._scaler.unscale_(self._optimizer)
         parameters, most = self._model.parameters(), self._schedule.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(parameters, most)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        total, length = own.total(torch.stack(losses).sum()), float(norm)
-        if is_finite := math.isfinite(total) and math.isfinite(length):
-            self._scaler.step(self._optimizer)
-        self._scaler.update()
+        return torch.stack(losses).sum(), norm
+
+    def _end_update(self) -> None:
         self._optimizer.zero_grad()
-        self._count_skipped(is_finite, total, length)
+        if not self._schedule.clip_decays:
+            return
         with torch.no_grad():  # the clip of `decay` has no gradient outside its range
             for name, parameter in self._model.named_parameters():
-                if name.endswith(LAMBDA) and self._schedule.clip_decays:
+                if name.endswith(LAMBDA):
                     parameter.clamp_(*DECAY_RANGE)
-        self.losses.steps.append(total)
-        self.tell("loss", total)
-        self.tell("learning rate", rate)
-        self.tell("gradient norm", length)
-        return total
+
+    def _update_all(self, loss: Callable[[Part], Tensor], parts: Sequence[Part]) -> Tensor:
+        """Make an update without the host; return its loss and the norm of its gradients."""
+        numbers = torch.stack(self._gradients(parts, loss))
+        # The fused optimizer changes nothing where this is 1, moments included.
+        self._optimizer.found_inf = 1 - numbers.isfinite().all().float()  # type: ignore[attr-defined]
+        self._optimizer.step()
+        self._end_update()
+        return numbers
 
     def _count_skipped(self, is_finite: bool, loss: float, norm: float) -> None:
         """Count an update that was skipped. Raises Diverged for MOST_SKIPPED in a row, but not for
@@ -370,13 +411,19 @@ class Run:
         parts = [torch.tensor_split(self._own.part(whole), count) for whole in (inputs, targets)]
         return list(zip(*parts, strict=True))
 
-    def _mean_over(self, targets: Tensor) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-        """Return the loss function of micro-batches; their losses add up to the mean over all
-        targets."""
-        count = int((targets != IGNORED).sum())
+    def _count(self, targets: Tensor) -> Tensor:
+        """Return the number of targets of a batch, f32[] on the device: a captured update reads it
+        there."""
+        count = float((targets != IGNORED).sum())
         if not count:
             raise ConfigError("a batch has no token to learn: raise its size or n_ctx")
-        return lambda part: self._loss(*part) / count
+        return torch.tensor(count, device=self._own.device)
+
+    def _share(self, part: tuple[Tensor, ...]) -> Tensor:
+        """Return a micro-batch's part of the mean loss over all targets, of which there are as many
+        as its last tensor says."""
+        inputs, targets, count = part
+        return self._loss(inputs, targets) / count
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the losses of the targets."""
@@ -508,6 +555,8 @@ class Run:
             )
         if unknown and self._own.is_first:
             log.warning("%s does not say its %s: now as given", self._saved, ", ".join(unknown))
+        for values in run["optimizer"]["param_groups"]:
+            values |= {name: self._optimizer.defaults[name] for name in ("fused", "capturable")}
         states.set_state_dict(
             self._model,
             self._optimizer,

@@ -90,6 +90,8 @@ def pretrain(config: PretrainConfig) -> Losses:
     if config.threads:
         torch.set_num_threads(config.threads)
     with processes(config.device) as own, own.alone_in(config.output):
+        if config.capture and own.count > 1:
+            raise ConfigError(f"capture must be false for {own.count} processes, got true")
         if 1 < own.count > config.batch_tokens // config.n_ctx:
             raise ConfigError(
                 f"batch_tokens must be at least n_ctx = {config.n_ctx} for each of the {own.count} "

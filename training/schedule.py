@@ -40,6 +40,8 @@ class Schedule(msgspec.Struct, frozen=True):
     left it has no gradient, and stays out."""
     precision: Precision = "auto"
     compile: bool = False
+    capture: bool = False
+    """Whether an update is one CUDA graph."""
     shard: bool = False
     keep_every: int = 0
     keep_bytes: int = 0

@@ -36,6 +36,7 @@ _MAY_CHANGE = {
         "device",
         "shard",
         "compile",
+        "capture",
         "precision",
         "micro_batches",
         "micro_batch_tokens",
@@ -155,6 +156,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     compile: bool = False
     """Whether `torch.compile` compiles the model first."""
+    capture: bool = False
+    """Whether a CUDA graph of the update is captured, which one launch replays."""
     device: Literal["cpu", "gpu"] = "cpu"
     """Device that trains the model."""
     shard: bool = False
@@ -200,6 +203,15 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"text_weights must be a number of {1 / MOST_FLOAT:g} … {MOST_FLOAT:g} for each of "
                 f"the {len(self.texts)} texts, got {weights}"
             )
+        if self.capture:
+            for name, is_valid, needed in (
+                ("device", self.device == "gpu", "gpu"),
+                ("precision", self.precision != "float16", "another"),
+                ("texts", bool(self.texts), "given: generated batches differ in shape"),
+            ):
+                if not is_valid:
+                    got = getattr(self, name)
+                    raise ValueError(f"{name} must be {needed} where capture is true, got {got}")
         if self.problems == "countdown":
             if self.texts or self.tokenizer:
                 name = "texts" if self.texts else "tokenizer"

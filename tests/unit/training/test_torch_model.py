@@ -164,22 +164,23 @@ def test_units_placed_at_once_are_those_of_each_block(
         assert (gradient - wanted[name]).abs().max() <= tolerance * largest, name
 
 
-class Launches(TorchDispatchMode):
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations, but for those that make another view of a tensor."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
-    def __torch_dispatch__(self, operation: Any, _: Any, arguments: Any, named: Any = None) -> Any:
-        returns = operation._schema.returns
-        self.count += not (returns and returns[0].alias_info and not operation._schema.is_mutable)
-        return operation(*arguments, **(named or {}))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        is_view = any(returned.alias_info for returned in schema.returns) and not schema.is_mutable
+        self.count += not is_view
+        return func(*args, **(kwargs or {}))
 
 
 def launches_per_block(make: Callable[[int], LanguageModel]) -> float:
     """Operations of forward and backward passes that a block adds, in bfloat16."""
-    counts = []
+    counts: list[int] = []
     for blocks in (1, 3):
         model, ids = make(blocks), torch.zeros(2, 512, dtype=torch.int64)
         with Launches() as launches:
