@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from research.experiments.harness.models import (
     HEADS,
+    MULTIPLE,
     PASSES,
     REFERENCE,
     count_flops,
@@ -47,6 +48,7 @@ from research.experiments.harness.runner import (
 )
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import ModelConfig
+from srm.training import captured
 from srm.training.huggingface.units_srm import CHUNK
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
@@ -55,8 +57,8 @@ from srm.training.processes import Processes, processes
 from srm.training.schedule import Schedule
 from srm.training.settings import Precision
 
-WARM_UP = 3
-"""Updates before those that are timed: kernels are loaded, moments made."""
+WARM_UP = captured.WARM_UP + 2
+"""Updates before those that are timed: kernels are loaded, moments made, one is captured."""
 WINDOWS = 5
 """Parts that the seconds of a case are divided into, each of whole updates."""
 PEAK = "matrix product"
@@ -72,6 +74,11 @@ PAPER_MILLIONS = {
     "Mamba 2": {128: 5.85, 256: 19.03, 512: 69.42, 1_024: 252.3, 2_048: 974.3},
 }
 """Millions of parameters by width in the paper's tables S1, S3 and S6."""
+PAPER_TOKENS = {512: 412_000, 1_024: 202_000, 2_048: 65_000}
+"""Tokens a second of one of the paper's two H100 NVL, by width of the SRM, in updates of 128 rows:
+12.58, 6.15 and 1.99 of its samples a second, taken as such updates of both."""
+PAPER_ROWS = 128
+Form = Literal["eager", "compiled", "captured", "compiled captured"]
 
 
 class _Published(SRM):
@@ -110,11 +117,28 @@ class ThroughputFlags(ExperimentSettings, frozen=True):
     kinds: tuple[str, ...] = KINDS
     """Models to measure, in this order. SRM is the form that is trained with, of mixed heads with
     decay and projections; the others of it differ in what they are named by."""
+    forms: tuple[Form, ...] = ("eager",)
+    """How updates of each are made: with `compile`, `capture`, both or neither."""
+    widths: tuple[int, ...] = (128, 256, 512, 1_024, 2_048)
+    """Widths to measure each at."""
+    rows: int = PAPER_ROWS
+    """Sequences of an update."""
+    micro_batches: int = 1
+    """Parts into which an update is split, to save memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (wrong := set(self.kinds) - set(KINDS)) or not self.kinds:
             raise ValueError(f"kinds must be some of {', '.join(KINDS)}, got {sorted(wrong)}")
+        is_captured = any("captured" in form for form in self.forms)
+        if not self.forms or (is_captured and self.device == "cpu"):
+            raise ValueError(f"forms must be eager or compiled on a CPU, got {self.forms}")
+        if any(width < 1 or width % MULTIPLE for width in self.widths) or not self.widths:
+            raise ValueError(f"widths must be multiples of {MULTIPLE}, got {self.widths}")
+        if not 1 <= self.micro_batches <= self.rows or self.rows % self.micro_batches:
+            raise ValueError(
+                f"micro_batches must be a divisor of rows = {self.rows}, got {self.micro_batches}"
+            )
 
 
 class Settings(ThroughputFlags, frozen=True):
@@ -122,10 +146,8 @@ class Settings(ThroughputFlags, frozen=True):
 
     seeds: tuple[int, ...] = (0,)
     threads: int = 0
-    widths: tuple[int, ...] = (128, 256, 512, 1_024, 2_048)
     num_layers: int = 16
     n_ctx: int = 512
-    rows: int = 32
     vocab_size: int = 8_000
     seconds: float = 1.5
     """Least seconds that the updates of a case are timed for."""
@@ -135,7 +157,7 @@ class Settings(ThroughputFlags, frozen=True):
         return makers(self.num_layers, self.n_ctx, self.vocab_size)[kind](width)
 
 
-def measure(config: Settings, kind: str, width: int, seed: int) -> Numbers:
+def measure(config: Settings, kind: str, form: Form, width: int, seed: int) -> Numbers:
     """Time whole updates; return their rate, and the most memory that they took.
 
     On a CPU memory is what the process gained; so each call needs a fresh process there. An error
@@ -152,7 +174,7 @@ def measure(config: Settings, kind: str, width: int, seed: int) -> Numbers:
         torch.cuda.reset_peak_memory_stats()
     try:
         with processes(config.device) as own:
-            return counted | _timed(config, kind, width, own)
+            return counted | _timed(config, kind, form, width, own)
     except (RuntimeError, MemoryError) as error:
         traceback.print_exc()
         return counted | {"failed": _reason(error)}
@@ -165,7 +187,7 @@ def count(config: Settings, kind: str, width: int) -> Numbers:
     return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-def _timed(config: Settings, kind: str, width: int, own: Processes) -> Numbers:
+def _timed(config: Settings, kind: str, form: Form, width: int, own: Processes) -> Numbers:
     before = process_bytes("VmRSS")
     with own.device, tempfile.TemporaryDirectory() as folder:
         schedule = Schedule(
@@ -175,24 +197,28 @@ def _timed(config: Settings, kind: str, width: int, own: Processes) -> Numbers:
             weight_decay=0.0,
             save_every=2**31,
             precision=config.precision,
+            compile="compiled" in form,
+            capture="captured" in form,
         )
         model = config.make(kind, width)
         run = Run(model, schedule, Path(folder), own, {})
         ids = torch.randint(config.vocab_size, (config.rows, config.n_ctx + 1))
-        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
+        parts = [(some[:, :-1], some[:, 1:]) for some in ids.chunk(config.micro_batches)]
 
-        def loss(batch: Tensor) -> Tensor:
-            return F.cross_entropy(run.logits(batch).flatten(0, 1), targets)
+        def loss(part: tuple[Tensor, Tensor]) -> Tensor:
+            logits = run.logits(part[0]).flatten(0, 1)
+            return F.cross_entropy(logits, part[1].flatten()) / len(parts)
 
+        update = partial(run.update, parts, loss)
         flops = config.rows * count_flops(model, config.n_ctx)
         started = time.monotonic()
         for _ in range(WARM_UP):
-            run.update([inputs], loss)
+            update()
         warm_up_s = time.monotonic() - started
-        steps, windows = 1, [_window(run, inputs, loss, 1)]
+        steps, windows = 1, [_window(update, 1)]
         steps = max(1, round(config.seconds / WINDOWS / windows.pop()))
         while sum(windows) < config.seconds:
-            windows.append(_window(run, inputs, loss, steps))
+            windows.append(_window(update, steps))
     is_gpu = config.device == "gpu"
     return {
         "flops": flops,
@@ -200,17 +226,17 @@ def _timed(config: Settings, kind: str, width: int, own: Processes) -> Numbers:
         "warm_up_s": warm_up_s,
         "updates_of_a_window": steps,
         "seconds": windows,
-        "tokens_per_s": steps * inputs.numel() / median(windows),
+        "tokens_per_s": steps * config.rows * config.n_ctx / median(windows),
         "bytes": torch.cuda.max_memory_allocated() if is_gpu else process_bytes("VmHWM") - before,
     }
 
 
-def _window(run: Run, inputs: Tensor, loss: Callable[[Tensor], Tensor], steps: int) -> float:
+def _window(update: Callable[[], float], steps: int) -> float:
     """Return the seconds of some updates, until the device has made them."""
     started = time.monotonic()
     for _ in range(steps):
-        run.update([inputs], loss)
-    if inputs.is_cuda:
+        update()
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.monotonic() - started
 
@@ -247,10 +273,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {(words.splitlines() or [''])[0]:.80}"
 
 
-def apart(config: Settings, kind: str, width: int) -> Callable[[int], Numbers]:
+def apart(config: Settings, kind: str, form: Form, width: int) -> Callable[[int], Numbers]:
     """Return the function that measures a case, on a CPU in a fresh process, which the system may
     kill."""
-    measured = partial(measure, config, kind, width)
+    measured = partial(measure, config, kind, form, width)
     if config.device == "gpu":  # whose memory is counted from nothing anew
         return measured
     in_process = in_fresh_process(measured)
@@ -267,9 +293,18 @@ def apart(config: Settings, kind: str, width: int) -> Callable[[int], Numbers]:
 def run_all(config: Settings) -> Results:
     """Measure all cases, kind by kind."""
     cases: dict[str, Callable[[int], Numbers]] = {PEAK: partial(measure_peak, config)}
-    for kind, width in product(config.kinds, config.widths):
-        cases[f"{kind} {width}"] = apart(config, kind, width)
+    for kind, form, width in product(config.kinds, config.forms, config.widths):
+        cases[f"{_label(kind, form)} {width}"] = apart(config, kind, form, width)
     return run_cases(config, cases, {})
+
+
+def _label(kind: str, form: Form) -> str:
+    """Return the name of a kind's cases."""
+    return kind if form == "eager" else f"{kind} {form}"
+
+
+def _labels(config: Settings) -> list[str]:
+    return [_label(*both) for both in product(config.kinds, config.forms)]
 
 
 def page(config: Settings, results: Results) -> list[str]:
@@ -278,7 +313,8 @@ def page(config: Settings, results: Results) -> list[str]:
     peak = mean(result["flops_per_s"] for result in results[PEAK])
     heads = ["model", *(f"d {width:,}" for width in config.widths)]
     blocks = [
-        f"Whole updates of {config.rows} sequences of {config.n_ctx} tokens on random ids, with "
+        f"Whole updates of {config.rows} sequences of {config.n_ctx} tokens on random ids, in "
+        f"{config.micro_batches} parts, with "
         f"{config.num_layers} blocks and {config.vocab_size:,} ids: "
         "forward and backward passes, clipped gradients, AdamW, as `srm train` makes them.",
         "Parameters in millions:",
@@ -301,10 +337,13 @@ def page(config: Settings, results: Results) -> list[str]:
     )
     for title, figure, digits in figures:
         rows = (
-            [kind, *(_cell(results[f"{kind} {d}"], figure, digits) for d in config.widths)]
-            for kind in config.kinds
+            [label, *(_cell(results[f"{label} {d}"], figure, digits) for d in config.widths)]
+            for label in _labels(config)
         )
         blocks += [f"{title}:", table(heads, rows)]
+    if config.rows == PAPER_ROWS and _has_paper_sizes(config):
+        known = (f"d {d:,} {rate:,}" for d, rate in PAPER_TOKENS.items())
+        blocks.append(f"The paper's SRM makes on one of its two H100 NVL: {', '.join(known)}.")
     memory = (
         "torch's allocator gave out on the GPU" if config.device == "gpu" else "the process gained"
     )
@@ -322,11 +361,16 @@ def _size_rows(config: Settings, results: Results) -> list[list[str]]:
     rows = []
     for kind in config.kinds:
         paper = PAPER_MILLIONS.get(kind, {})
-        sizes = [results[f"{kind} {d}"][0]["parameters"] / 1e6 for d in config.widths]
+        label = _label(kind, config.forms[0])
+        sizes = [results[f"{label} {d}"][0]["parameters"] / 1e6 for d in config.widths]
         rows.append([kind, *(f"{size:.2f}" for size in sizes)])
-        if paper and (config.num_layers, config.n_ctx, config.vocab_size) == PAPER_SIZES:
+        if paper and _has_paper_sizes(config):
             rows.append(["the paper's", *(number(paper.get(d), 2) for d in config.widths)])
     return rows
+
+
+def _has_paper_sizes(config: Settings) -> bool:
+    return (config.num_layers, config.n_ctx, config.vocab_size) == PAPER_SIZES
 
 
 def _cell(results: list[Numbers], figure: Callable[[Numbers], float], digits: int) -> str:
@@ -345,11 +389,11 @@ def draw(config: Settings, results: Results) -> Figure:
         (panels[1], "bytes", 2**20, "MiB at the most"),
     ):
         lines = {}
-        for kind in config.kinds:
-            cases = {d: results[f"{kind} {d}"] for d in config.widths}
+        for name in _labels(config):
+            cases = {d: results[f"{name} {d}"] for d in config.widths}
             done = {d: of for d, of in cases.items() if not any("failed" in run for run in of)}
             values = [mean(run[member] for run in of) / unit for of in done.values()]
-            lines[kind] = [*done], values
+            lines[name] = [*done], values
         draw_lines(lines, axes, yscale="log", xlabel="width", ylabel=label)
         axes.set_xscale("log", base=2)
     return figure

@@ -25,6 +25,8 @@ from research.bench.gpu.profile import ProfileConfig, each_once, last_step, read
 from research.bench.gpu.report import markdown, record_of
 from research.bench.gpu.turns import TurnsConfig
 from research.bench.model import recurrence_rate
+from research.experiments import throughput
+from research.experiments.harness.settings import configure
 from srm.errors import ConfigError
 from srm.settings import load
 from tests.kit.serving import ROOT
@@ -171,8 +173,12 @@ def test_a_lists_commands_have_settings_that_can_be_read(listed: Path) -> None:
         if words[:2] == ["srm", "bench"]:
             load(SETTINGS[words[2]], words[3:], prog="")
         for module in [words[place + 1] for place, word in enumerate(words) if word == "-m"][:1]:
-            path = ROOT / f"{module.removeprefix('srm.').replace('.', '/')}.py"
-            assert module == "pytest" or path.exists()
+            path = ROOT / module.removeprefix("srm.").replace(".", "/")
+            files = path.with_suffix(".py"), path / "__main__.py"
+            assert module == "pytest" or any(file.exists() for file in files)
+            if module == "research.experiments":
+                assert words[3] == "throughput", "the others are not packed"
+                configure(throughput.Settings, words[4:])
         assert all(
             (ROOT / word).exists() for word in words if word.startswith(("tests/", "deploy/"))
         )

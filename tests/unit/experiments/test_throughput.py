@@ -11,13 +11,17 @@ import torch
 
 from research.experiments import throughput
 from research.experiments.__main__ import main
+from srm.training import captured
+from srm.training.processes import processes
+from tests.kit.recorded_graph import install
 
-TINY = {"num_layers": 1, "n_ctx": 16, "rows": 2, "vocab_size": 32}
+TINY: dict[str, Any] = {"num_layers": 1, "n_ctx": 16, "vocab_size": 32}
 
 
 def test_each_width_is_measured_and_shown(tmp_path: Path) -> None:
     argv = ["throughput", f"--output={tmp_path}", f"--results={tmp_path / 'results'}"]
-    sizes = {**TINY, "seconds": 0.001, "widths": (8, 16)}
+    argv += ["--rows=2", "--widths=8,16", "--micro-batches=2"]
+    sizes = {**TINY, "seconds": 0.001}
     for kinds in ("SRM", "SRM,Transformer"):  # the second time SRM as it was measured
         assert main([*argv, "--threads=1", f"--kinds={kinds}"], **sizes) == 0
     (written,) = tmp_path.glob("*-experiment-throughput.md")
@@ -52,6 +56,30 @@ def test_a_case_without_memory_is_a_row() -> None:
     }
     text = "\n".join(throughput.page(config, results))
     assert "| SRM | 2 | out of memory |" in text and "| SRM | 1 | out of memory |" in text
+
+
+@pytest.mark.parametrize("kind", ["SRM", "Transformer"])
+def test_captured_updates_are_timed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one is captured, and each by a replay."""
+    graph = install(monkeypatch)
+    config = throughput.Settings(**TINY, rows=4, micro_batches=2, seconds=0.001)
+    with processes("cpu") as own:
+        done = throughput._timed(config, kind, "captured", 8, own)
+    updates = 1 + done["updates_of_a_window"] * len(done["seconds"])
+    assert graph.captures == 1
+    assert graph.replays == throughput.WARM_UP - captured.WARM_UP + updates
+    with pytest.raises(ValueError, match="forms must be eager or compiled on a CPU, got"):
+        throughput.Settings(forms=("eager", "captured"))
+
+
+def test_a_forms_rows_are_named_by_it_beside_the_papers_speed() -> None:
+    config = throughput.Settings(widths=(512,), kinds=("SRM",), forms=("eager", "compiled"))
+    done = {"parameters": 1, "flops": 1, "tokens_per_s": 2.0, "bytes": 2**20}
+    peak: dict[str, list[dict[str, Any]]] = {"matrix product": [{"flops_per_s": 1e12}]}
+    results = peak | {"SRM 512": [done], "SRM compiled 512": [{**done, "tokens_per_s": 3.0}]}
+    text = "\n".join(throughput.page(config, results))
+    assert "| SRM | 2 |" in text and "| SRM compiled | 3 |" in text
+    assert "one of its two H100 NVL: d 512 412,000" in text
 
 
 def test_every_kind_can_be_computed() -> None:
