@@ -96,19 +96,23 @@ class SRM(BlockModel):
         places = Places(slice(ids.shape[1]), chunk=chunk)
         if self.separator is not None:
             places = split_documents(ids == self.separator, chunk)
-        for block, units in zip(self.mixer_blocks, self._place_units(places, x), strict=True):
+        placed = self._place_units(places, x, ids.shape[1])
+        for block, units in zip(self.mixer_blocks, placed, strict=True):
             x, _ = block(x, places, None, units)
         return F.linear(x, self.output_layer.weight)
 
-    def _place_units(self, places: Places, x: Tensor) -> Sequence[list[Unit] | None]:
-        """Place the units of all blocks at once, which takes a GPU half the launches; None where
-        blocks are sharded, as each has its scalars only while it runs."""
+    def _place_units(self, places: Places, x: Tensor, length: int) -> Sequence[list[Unit] | None]:
+        """Place the units of all blocks at once, which takes a GPU half the launches, as
+        `place_units` does; None where blocks are sharded: each has its scalars only while it
+        runs."""
         if isinstance(self.mixer_blocks[0], FSDPModule):
             return [None] * len(self.mixer_blocks)
         mixers = [cast(Block, block).token_mixing_layer for block in self.mixer_blocks]
         is_narrow = self.config.use_projections and torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if is_narrow else x.dtype
-        return place_units(stacked_units(mixers), places, x.shape[1], dtype)
+        if not length:  # a step is computed as its state is kept
+            dtype = torch.promote_types(dtype, torch.float32)
+        return place_units(stacked_units(mixers), places, length, dtype)
 
     def step(self, ids: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Feed one token per sequence: ids int64 [batch], all at `position` 0 … n_ctx - 1.
@@ -118,8 +122,9 @@ class SRM(BlockModel):
         """
         x, ends = self.input_layer(ids[:, None]), []
         places = Places(slice(position, position + 1))
-        for block, before in zip(self.mixer_blocks, state, strict=True):
-            x, after = block(x, places, before)
+        placed = self._place_units(places, x, 0)
+        for block, before, units in zip(self.mixer_blocks, state, placed, strict=True):
+            x, after = block(x, places, before, units)
             ends.append(after)
         return self.output_layer(x[:, 0]), torch.stack(ends)
 

@@ -25,7 +25,7 @@ from srm.training.model import SRM
 from srm.training.problems.countdown import Countdown
 from srm.training.problems.countdown_tokenizer import countdown_tokenizer
 from srm.training.problems.drawn import examples, problems
-from srm.training.processes import processes
+from srm.training.processes import process_count, processes
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig, select_fixed
 from srm.training.text.documents import documents, files
@@ -86,12 +86,12 @@ question, its answer, an end token."""
 def pretrain(config: PretrainConfig) -> Losses:
     """Train, or resume the run in `config.output`; leaves a model folder there."""
     check_events(config.tensorboard)
+    if config.capture and process_count() > 1:
+        raise ConfigError(f"capture must be false for {process_count()} processes, got true")
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
     with processes(config.device) as own, own.alone_in(config.output):
-        if config.capture and own.count > 1:
-            raise ConfigError(f"capture must be false for {own.count} processes, got true")
         if 1 < own.count > config.batch_tokens // config.n_ctx:
             raise ConfigError(
                 f"batch_tokens must be at least n_ctx = {config.n_ctx} for each of the {own.count} "

@@ -154,7 +154,7 @@ def stacked_units(mixers: Sequence[TokenMixer]) -> list[Unit]:
     # The first half of the heads are column heads, the other half row heads.
     ones, gamma = torch.ones_like(row[:, :half]), None
     if mixer == "diagonal":  # δ instead of α weighs the newest token
-        gamma = scalars.stacked("diag_weight") - row
+        gamma = scalars.stacked("diag_weight", "", config.num_heads, 1) - row
     alpha_in = torch.cat([ones, row[:, half:]], 1)
     alpha_out = torch.cat([row[:, :half], ones], 1)
     return [Unit(decay, alpha_in, alpha_out[:, None], beta, gamma)]
@@ -168,13 +168,11 @@ class _Stacked:
 
     def alpha(self, stage: str = "") -> Tensor:
         """Return α, [mixers, rows, H, n]; of two units, or of a kernel, there are several rows."""
-        heads, n_ctx = self.config.num_heads, self.config.n_ctx
-        alpha = self.stacked("weight", stage)
-        return alpha.reshape(len(alpha), heads, -1, n_ctx).transpose(1, 2)
+        n_ctx = self.config.n_ctx
+        return self.stacked("weight", stage, self.config.num_heads, -1, n_ctx).transpose(1, 2)
 
     def beta(self, stage: str = "") -> Tensor:
-        beta = self.stacked("bias", stage)
-        return beta.reshape(len(beta), self.config.num_heads, self.config.n_ctx)
+        return self.stacked("bias", stage, self.config.num_heads, self.config.n_ctx)
 
     def decay(self, entry: int = -1, constant: int | None = None) -> Tensor:
         """Return the clipped λ ** (1 / c), f64[mixers, H]; of two λ one."""
@@ -182,17 +180,20 @@ class _Stacked:
         if not self.config.decay:
             device = next(self._mixers[0].parameters()).device
             return torch.ones(shape, dtype=torch.float64, device=device)
-        decay = self.stacked("decay_value").flatten(2)[..., entry].clamp(*DECAY_RANGE).double()
-        return decay.expand(shape) ** (1 / (constant or self.config.decay_constant))
+        holders = len(self._mixers[0].holders())
+        raw = self.stacked("decay_value", "", holders, -1)[..., entry]
+        return raw.clamp(*DECAY_RANGE).double().expand(shape) ** (
+            1 / (constant or self.config.decay_constant)
+        )
 
-    def stacked(self, name: str, stage: str = "") -> Tensor:
-        """Stack the scalars of that name, [mixers, heads or one that stands for all, …]."""
+    def stacked(self, name: str, stage: str, *shape: int) -> Tensor:
+        """Stack the scalars of that name, [mixers, *shape]."""
         named = [
             getattr(holder.get_submodule(stage), name)
             for mixer in self._mixers
             for holder in mixer.holders()
         ]
-        return torch.stack(named).view(len(self._mixers), -1, *named[0].shape)
+        return torch.stack(named).reshape(len(self._mixers), *shape)
 
 
 class Block(nn.Module):

@@ -66,7 +66,7 @@ def place_units(
     """Return by mixer the units of those whose scalars are stacked along the first axis, all placed
     at once for rows of that length and dtype; 0: for single tokens, which have no sums."""
 
-    def at(values: Tensor | None) -> Tensor | None:
+    def place(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
         return values.mT[..., places.positions, :].unsqueeze(-1).to(dtype)
@@ -74,7 +74,8 @@ def place_units(
     placed = []
     for decay, alpha_in, alpha_out, beta, gamma, _ in stacked:
         levels = _levels(decay, length, places.chunk, dtype) if length else ()
-        placed.append(Unit(decay, at(alpha_in), at(alpha_out), at(beta), at(gamma), levels))
+        scalars = place(alpha_in), place(alpha_out), place(beta), place(gamma)
+        placed.append(Unit(decay, *scalars, levels))
     return [[Unit(*unit) for unit in units] for units in _by_mixer(placed)]
 
 

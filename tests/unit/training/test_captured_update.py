@@ -19,6 +19,7 @@ from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.data import IGNORED
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
+from srm.training.pretrain import pretrain
 from srm.training.processes import Processes
 from srm.training.schedule import Schedule
 from tests.kit.recorded_graph import RecordedGraph, install
@@ -185,3 +186,11 @@ def test_what_cannot_be_captured_is_refused(
     tiny_run(texts, tmp_path, **given)
     with pytest.raises(ValueError, match=message):
         tiny_run(texts, tmp_path, **(given | changes))
+
+
+def test_several_processes_are_refused(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="capture must be false for 2 processes, got true"):
+        pretrain(tiny_run(texts, tmp_path, capture=True, device="gpu"))
