@@ -144,20 +144,20 @@ def stacked_units(mixers: Sequence[TokenMixer]) -> list[Unit]:
     decay, weight, beta = scalars.decay(), alpha(), scalars.beta()
     if mixer in {"column", "column_heads", "kernel"}:
         return [Unit(decay, None, weight, beta)]
-    row, first = weight[:, 0], decay
+    row, first = weight[0], decay
     if mixer in {"row", "combined"}:
         first = scalars.decay(entry=0)
         if config.decay and config.combined_row_quirk:
             row, first = row / config.decay_constant, scalars.decay(entry=0, constant=1)
-        of_row = Unit(first, row, None, beta)
-        return [of_row, Unit(decay, None, weight[:, 1:])] if mixer == "combined" else [of_row]
+        of_row = Unit(first, row, (), beta)
+        return [of_row, Unit(decay, None, weight[1:])] if mixer == "combined" else [of_row]
     # The first half of the heads are column heads, the other half row heads.
     ones, gamma = torch.ones_like(row[:, :half]), None
     if mixer == "diagonal":  # δ instead of α weighs the newest token
         gamma = scalars.stacked("diag_weight", "", config.num_heads, 1) - row
     alpha_in = torch.cat([ones, row[:, half:]], 1)
     alpha_out = torch.cat([row[:, :half], ones], 1)
-    return [Unit(decay, alpha_in, alpha_out[:, None], beta, gamma)]
+    return [Unit(decay, alpha_in, (alpha_out,), beta, gamma)]
 
 
 class _Stacked:
@@ -166,10 +166,10 @@ class _Stacked:
     def __init__(self, mixers: Sequence[TokenMixer]) -> None:
         self.config, self._mixers = mixers[0].config, mixers
 
-    def alpha(self, stage: str = "") -> Tensor:
-        """Return α, [mixers, rows, H, n]; of two units, or of a kernel, there are several rows."""
-        n_ctx = self.config.n_ctx
-        return self.stacked("weight", stage, self.config.num_heads, -1, n_ctx).transpose(1, 2)
+    def alpha(self, stage: str = "") -> tuple[Tensor, ...]:
+        """Return the rows of α, each [mixers, H, n]; of two units, or a kernel, there are some."""
+        shape = self.config.num_heads, -1, self.config.n_ctx
+        return self.stacked("weight", stage, *shape).unbind(2)
 
     def beta(self, stage: str = "") -> Tensor:
         return self.stacked("bias", stage, self.config.num_heads, self.config.n_ctx)

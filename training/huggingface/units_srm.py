@@ -46,9 +46,9 @@ class Unit(NamedTuple):
     """λ ** (1 / c), f64[..., H]."""
     alpha_in: Tensor | None = None
     """[..., H, n_ctx]; where it is placed, [..., length, H, 1] or [..., rows, length, H, 1]."""
-    alpha_out: Tensor | None = None
-    """The same with an axis more in front of those: α of as many channels, the last of which is the
-    channel itself and the others stand before it."""
+    alpha_out: tuple[Tensor, ...] = ()
+    """α of as many channels, the last of which is the channel itself and the others stand before
+    it; none: 1."""
     beta: Tensor | None = None
     gamma: Tensor | None = None
     levels: tuple[Level, ...] = ()
@@ -66,16 +66,20 @@ def place_units(
     """Return by mixer the units of those whose scalars are stacked along the first axis, all placed
     at once for rows of that length and dtype; 0: for single tokens, which have no sums."""
 
-    def place(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
-        return values.mT[..., places.positions, :].unsqueeze(-1).to(dtype)
-
     placed = []
     for decay, alpha_in, alpha_out, beta, gamma, _ in stacked:
-        levels = _levels(decay, length, places.chunk, dtype) if length else ()
-        scalars = place(alpha_in), place(alpha_out), place(beta), place(gamma)
-        placed.append(Unit(decay, *scalars, levels))
+        rows = [row for row in (alpha_in, *alpha_out, beta, gamma) if row is not None]
+        values = torch.stack(rows).mT[..., places.positions, :].unsqueeze(-1).to(dtype)
+        row = iter(values.unbind())
+        unit = Unit(
+            decay,
+            None if alpha_in is None else next(row),
+            tuple(next(row) for _ in alpha_out),
+            None if beta is None else next(row),
+            None if gamma is None else next(row),
+            _levels(decay, length, places.chunk, dtype) if length else (),
+        )
+        placed.append(unit)
     return [[Unit(*unit) for unit in units] for units in _by_mixer(placed)]
 
 
@@ -128,8 +132,8 @@ class Units:
         if self._states is not None:
             y = self._go_on(y, decay, self._states[self._run])
         self._run += 1
-        if alpha_out is not None:
-            y = _weighted(y, alpha_out.to(y.dtype))
+        if alpha_out:
+            y = _weighted(y, alpha_out)
         if gamma is not None:
             y = y + gamma.to(x.dtype) * x
         return y if beta is None else y + beta.to(x.dtype)
@@ -157,16 +161,16 @@ class Units:
         return sums
 
 
-def _weighted(y: Tensor, alpha: Tensor) -> Tensor:
-    """Return the sums of y's channels times α [k, …], the last of which is of a channel itself and
-    the others of those before it, which are 0 before the first."""
+def _weighted(y: Tensor, alpha: Sequence[Tensor]) -> Tensor:
+    """Return the sums of y's channels times α, the last of which is of a channel itself and the
+    others of those before it, which are 0 before the first."""
     *others, own = alpha
-    weighted: Tensor = own * y
+    weighted = own.to(y.dtype) * y
     width = y.shape[-1]
     if others:
         padded = F.pad(y, (len(others), 0))
         for first, scalars in enumerate(others):
-            weighted = weighted + scalars * padded[..., first : first + width]
+            weighted = weighted + scalars.to(y.dtype) * padded[..., first : first + width]
     return weighted
 
 

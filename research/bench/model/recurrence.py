@@ -73,9 +73,9 @@ class _Mixer(nn.Module):
         config, (unit,) = mixer.config, stacked_units([mixer])
         assert unit.beta is not None and unit.gamma is None, "not a plain unit"
         assert config.kernel_size == 1, "a unit with taps"
-        for name in ("alpha_in", "alpha_out", "beta", "decay"):
-            scalars = getattr(unit, name)
-            scalars = torch.ones_like(unit.beta) if scalars is None else scalars.detach()
+        named = {"alpha_in": unit.alpha_in, "alpha_out": next(iter(unit.alpha_out), None)}
+        for name, value in {**named, "beta": unit.beta, "decay": unit.decay}.items():
+            scalars = torch.ones_like(unit.beta) if value is None else value.detach()
             by_head = scalars.reshape(config.num_heads, -1)
             self.register_buffer(name, by_head.T.repeat_interleave(config.head_dim, -1).float())
         self.proj_in: nn.Module = nn.Identity()
