@@ -23,6 +23,7 @@ from srm.engine.client.unread import (
     INDEX_BITS,
     IS_DIRECT,
     IS_OVER,
+    IS_SEARCHED,
     RUNS,
     TokenTable,
 )
@@ -101,11 +102,10 @@ class Stream(AbstractContextManager["Stream"]):
         self._unread = self._table.open(self.unfinished, len(requests), params.logprobs)
         self._unread.says_versions = says_versions
         self._finder = finder
+        self.number = self._unread.number
         if finder is not None:
             self._unread.end_some = self._end_some
-        self.may_hand_out: Callable[[], bool] | None = None
-        """Asked when all that came is taken, whether the writer may be given what comes next."""
-        self.number = self._unread.number
+            self._table.flags[IS_SEARCHED, self.number] = True
         self._first = self.number << INDEX_BITS
         self._state = self._unread.state
         self._is_durable = all(request.durable for request in requests)
@@ -139,8 +139,18 @@ class Stream(AbstractContextManager["Stream"]):
         """Return the number, in a step's rows, of a completion that has this index in a part."""
         return self._first + part.place * self.n + part.sample(index)
 
+    def hand_out(self) -> bool:
+        """Have the tokens that come next given to the writer, not kept, if all before them were
+        taken and are of the weights in use; return whether they are."""
+        unread, table = self._unread, self._table
+        is_direct = not (unread.has_new or self._error) and unread.version == table.version
+        table.flags[IS_DIRECT, self.number] = is_direct
+        return is_direct
+
     def keep(self) -> None:
-        """Have the tokens that come until the next `wait` kept, and not handed out."""
+        """Have the tokens that come until the next `hand_out` kept."""
+        if self._finder is not None:  # which takes tokens in order, whoever gives them to it
+            self._streams.settle()
         self._table.flags[IS_DIRECT, self.number] = False
 
     def wake(self) -> None:
@@ -148,18 +158,13 @@ class Stream(AbstractContextManager["Stream"]):
         self._unread.wake()
 
     async def wait(self) -> None:
-        """Wait until there is something to take, or `wake`. Meanwhile tokens are handed out, if the
-        last one that was taken is of the weights in use.
+        """Wait until there is something to take, or `wake`.
 
         Raises the error that the engine refuses a request with, EngineUnavailable when it goes away
         and StepFailed when it breaks, after all that came before has been taken.
         """
         if not self._unread.has_new:
             if self._error is None:
-                if self.may_hand_out is not None:
-                    is_current = self._unread.version == self._table.version
-                    is_direct = is_current and self.may_hand_out()
-                    self._table.flags[IS_DIRECT, self.number] = is_direct
                 self._unread.waiter = asyncio.get_running_loop().create_future()
                 await self._unread.waiter
             if self._error is not None and not self._unread.has_new:
@@ -350,7 +355,6 @@ class Stream(AbstractContextManager["Stream"]):
             self._streams.take_back(part)
         del self._streams.by_number[self.number]
         self._streams.again.discard(self)
-        self._streams.searched.discard(self)
         self._table.close(self.number)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         self._error = None  # which was raised where this stream is known, and the request's body
@@ -390,8 +394,6 @@ class Streams:
         self.by_number: dict[int, Stream] = {}
         self.again: set[Stream] = set()
         """Those of which something comes again, that an engine lost."""
-        self.searched: set[Stream] = set()
-        """Those with a finder."""
         self.uncounted: dict[str, tuple[int, Stream]] = {}
         """Engine and stream of aborted requests whose engine has not said what it sampled."""
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
@@ -399,8 +401,8 @@ class Streams:
         self._direct: list[Tokens] = []  # of steps that came together, to be written together
 
     def set_writer(self, write: Write) -> None:
-        """Have `write` called for each step with the new tokens of streams that are direct; the end
-        of a completion, and all that comes behind it of its stream, is kept."""
+        """Have `write` called with the new tokens of streams that are direct, in steps that came
+        together; the end of a completion, and all that comes behind it of its stream, is kept."""
         self._write = write
 
     def send(self, engine: int, message: ToEngine) -> None:
@@ -422,8 +424,6 @@ class Streams:
         Raises InvalidRequest or Overloaded when there are too many completions at once."""
         stream = Stream(self, requests, says_versions, finder)
         self.by_number[stream.number] = stream
-        if finder is not None:
-            self.searched.add(stream)
         for part in chain(*stream.parts):
             self.submit(stream, part)
         return stream
@@ -467,11 +467,11 @@ class Streams:
             if (reader := self.by_number.get(number >> INDEX_BITS)) is not None:
                 reader.cached_tokens[(number & INDEX) // reader.n] = count
         if message.tokens is not None:
-            direct = self.table.put(from_wire(message.tokens), version)
-            if direct is not None:
-                self._direct.append(direct)
-            if self.searched:  # a finder takes tokens in order, whoever gives them to it
+            tokens = from_wire(message.tokens)
+            if self._direct and self.table.keeps_searched(tokens, version):
                 self.settle()
+            if (direct := self.table.put(tokens, version)) is not None:
+                self._direct.append(direct)
         if ends:  # as rows too, so that they come with the tokens before them
             numbers, reasons = np.array(ends).T
             no_tokens = np.full(len(ends), -1, np.int32)
@@ -479,8 +479,7 @@ class Streams:
 
     def settle(self) -> None:
         """Write the tokens of streams that are direct, of all steps that were received since the
-        last call: a process that is behind writes once to each connection, unless some stream has
-        a finder."""
+        last call: a process that is behind writes once to each connection."""
         direct, self._direct = self._direct, []
         if direct and self._write is not None:
             self._write(direct)

@@ -35,8 +35,9 @@ MORE_PARTS = 32
 """Tables that come before a reader merges some again."""
 RUNS, HAS_ENDED, IS_OVER = range(3)
 """States of a completion: it goes on, its end is here, or its end was read or is not wanted."""
-IS_OPEN, IS_DIRECT, IS_FILTERED = range(3)
-"""Flags of a reader: it is there; its tokens are handed out; some that come may be unwanted."""
+IS_OPEN, IS_DIRECT, IS_FILTERED, IS_SEARCHED = range(4)
+"""Flags of a reader: it is there; its tokens are handed out; some that come may be unwanted; some
+may end it, for what they say."""
 EndSome = Callable[[I64, I32, U8], None]
 """Sets the reasons of completions that end with these tokens, one each."""
 
@@ -170,7 +171,7 @@ class TokenTable:
     def __init__(self, counts: bool) -> None:
         """`counts`: they are to know what came, for what comes again."""
         self.counts = counts
-        self.flags: Bool = np.zeros((3, 64), np.bool_)  # by flag and number of the reader
+        self.flags: Bool = np.zeros((4, 64), np.bool_)  # by flag and number of the reader
         self.version = 0
         """Version of the weights that made the last tokens."""
         self._unread: dict[int, UnreadTokens] = {}  # by number
@@ -197,7 +198,7 @@ class TokenTable:
             number, self._num_numbers = self._num_numbers, self._num_numbers + 1
             if number == self.flags.shape[1]:
                 self.flags = np.pad(self.flags, ((0, 0), (0, number)))
-        self.flags[:, number] = True, False, False
+        self.flags[:, number] = True, False, False, False
         num_counts = size + num_prompts if self.counts else 0
         self._unread[number] = UnreadTokens(number, size, num_counts, num_top)
         return self._unread[number]
@@ -211,7 +212,7 @@ class TokenTable:
     def put(self, tokens: Tokens, version: int) -> Tokens | None:
         """Give readers a step's tokens, but for those of completions that are over. Returns the
         rows that are handed out, if there are any."""
-        is_open, is_direct, is_filtered = self.flags
+        is_open, is_direct, is_filtered, _ = self.flags
         if version != self.version:  # a reader is to hear of it first
             is_direct[:] = False
             self.version = version
@@ -233,6 +234,11 @@ class TokenTable:
             return None
         self._divide(tokens.select(~is_handed_out))
         return tokens.select(is_handed_out)
+
+    def keeps_searched(self, tokens: Tokens, version: int) -> bool:
+        """Whether `put` would no longer hand out the tokens of a reader that is searched."""
+        is_kept = (tokens.reasons != 0) | (version != self.version)
+        return bool(self.flags[IS_SEARCHED, tokens.owners[is_kept] >> INDEX_BITS].any())
 
     def count_tokens(self) -> None:
         """Count what came lately, for readers that are there."""

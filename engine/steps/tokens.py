@@ -145,12 +145,33 @@ def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
 
 
 def join(parts: Sequence[Tokens]) -> Tokens:
-    """Join tables of one request, which came in this order, into one with ascending owners."""
+    """Join tables, which came in this order, into one, with ascending owners unless all have the
+    same in another order."""
     if len(parts) > 1:
         parts = [part for part in parts if len(part.owners)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     return _join_alike(parts) if _are_alike(parts) else _join(parts)
+
+
+def join_steps(steps: Sequence[Tokens]) -> Tokens:
+    """Join tables of steps, whose rows are of any requests. Where others have scores, tokens have
+    some too that nobody asked for: 0, of the alternatives -1."""
+    if len(steps) > 1 and any(len(step.logprobs) for step in steps):
+        width = max(step.top_ids.shape[1] for step in steps)
+        steps = [_with_scores(step, width) for step in steps]
+    return join(steps)
+
+
+def _with_scores(step: Tokens, width: int) -> Tokens:
+    def filled(array: Any, fill: int, *shape: int) -> Any:
+        result = np.full((len(step.token_ids), *shape), fill, array.dtype)
+        result[tuple(map(slice, array.shape))] = array
+        return result
+
+    top = filled(step.top_ids, -1, width), filled(step.top_logprobs, 0, width)
+    logprobs = filled(step.logprobs, 0)
+    return replace(step, logprobs=logprobs, top_ids=top[0], top_logprobs=top[1])
 
 
 def _are_alike(parts: Sequence[Tokens]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -36,9 +35,6 @@ from srm.server.text.text import Text
 _ERROR, _LENGTH = REASONS.index("error"), REASONS.index("length")
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
-
-Attach = Callable[[Stream], AbstractContextManager[object]]
-"""Makes a context in which a stream's tokens may be handed out."""
 
 
 class Generation:
@@ -80,7 +76,8 @@ class Generation:
         self.stream: Stream | None = None
         """The engine's output, once it is asked."""
         self._id = id
-        self._num_ahead = 0  # tokens that were read of the stream and are still to be decoded
+        self.num_ahead = 0
+        """Tokens that were read of the stream and are still to be decoded."""
         self._ends_early, self._says_samples = request.ends_early, request.says_samples
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
@@ -119,7 +116,7 @@ class Generation:
         if self.stream is None or not self.stream.unfinished:
             call(self.completion_tokens)
             return
-        decoded = self.detokenizer.num_tokens + self._num_ahead
+        decoded = self.detokenizer.num_tokens + self.num_ahead
         self.stream.when_counted(lambda left: call(decoded + left))
 
     @property
@@ -147,10 +144,10 @@ class Generation:
         return self._selection.samples() if self._says_samples else UNSET
 
     async def run(
-        self, client: EngineClient, at_once: int = AT_ONCE, attach: Attach = nullcontext
+        self, client: EngineClient, at_once: int = AT_ONCE
     ) -> AsyncGenerator[Tokens, None]:
-        """Yield the new tokens of samples, of `at_once` at most; to be iterated once. `attach` may
-        take tokens of its stream that then are not yielded.
+        """Yield the new tokens of samples, of `at_once` at most, but for those that its stream
+        hands out meanwhile; to be iterated once.
 
         Without `stream`, samples come when they have ended. Raises what the engine refuses the
         request with; a refusal of any prompt ends them all.
@@ -165,18 +162,18 @@ class Generation:
         finder = self.detokenizer.finder
         only_ended = wants_whole(self.request) and not (self.request.stream and finder)
         opened = client.open(requests, self.request.return_weight_versions, finder)
-        with opened as stream, attach(stream):
+        with opened as stream:
             self.stream = stream
             while stream.unfinished:
                 await stream.wait()
                 delivery = stream.read_new(only_ended)
                 self._note(delivery)
                 tokens = delivery.tokens
-                self._num_ahead = len(tokens.token_ids)
+                self.num_ahead = len(tokens.token_ids)
                 if not self.asks_for_all:
                     tokens = self._by_sample(tokens)
                 for part in tokens.slices(at_once):
-                    self._num_ahead -= len(part.token_ids)
+                    self.num_ahead -= len(part.token_ids)
                     yield part
                     await asyncio.sleep(0)  # other requests get their turn
 

@@ -13,7 +13,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -28,7 +27,7 @@ from srm.errors import IdInUse, InvalidRequest, RequestError
 from srm.server import metrics
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner, of_current_request
-from srm.server.generation.generation import AT_ONCE, Attach, Generation
+from srm.server.generation.generation import AT_ONCE, Generation
 from srm.server.generation.read_ahead import read_ahead
 from srm.server.http.bodies import json_reply, read_body
 from srm.server.http.request_log import CURRENT
@@ -98,28 +97,27 @@ class Responder:
         if generation.request.stream_whole:
             source, render = self._whole_choices(generation), renderer.whole_events
         else:
-            attach: Attach = nullcontext
-            if self._writer is not None and renderer.may_be_written:
-                attach = partial(self._writer.writing, outlet)
-            source = generation.run(self._client, renderer.at_once, attach)
-            render = renderer.events
+            source, render = generation.run(self._client, renderer.at_once), renderer.events
+        writer = self._writer if renderer.may_be_written else None
         waking = self._waking(outlet) if self._keepalive_s else nullcontext()
-        with self._claimed(renderer.form), waking:
+        writing = nullcontext() if writer is None else writer.writing(outlet)
+        with self._claimed(renderer.form), waking, writing:
             async with aclosing(source) as arriving:
                 async for arrived in arriving:
-                    if not (events := render(arrived)):
-                        if outlet.is_quiet:
-                            outlet.is_quiet = False
-                            yield WAITING
-                        continue
-                    now = time.monotonic()
-                    if outlet.has_begun:
-                        metrics.INTER_TOKEN_LATENCY.observe(now - outlet.last_sent)
-                    outlet.last_sent = now
-                    yield events
-                    outlet.has_begun = True
-                    if self._pause_s and generation.is_awaited:
-                        await asyncio.sleep(self._pause_s)
+                    if events := render(arrived):
+                        now = time.monotonic()
+                        if outlet.has_begun:
+                            metrics.INTER_TOKEN_LATENCY.observe(now - outlet.last_sent)
+                        outlet.last_sent = now
+                        yield events
+                        outlet.has_begun = True
+                        if self._pause_s and generation.is_awaited:
+                            await asyncio.sleep(self._pause_s)
+                    elif outlet.is_quiet:
+                        outlet.is_quiet = False
+                        yield WAITING
+                    if writer is not None:
+                        writer.offer(outlet)
             if last := renderer.last_events():
                 yield last
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from operator import add
 from typing import Any
 
@@ -95,10 +96,16 @@ class ScoreWriter(ABC):
         """Return the entry of each token."""
         return self._entries(columns := _unpack(scored), min(num_top, _width(columns)))
 
-    def render_each(self, scored: Columns, offsets: Iterable[int]) -> list[bytes]:
-        """Return the scores of one token each of many choices, which ask for as many likeliest
-        ones."""
-        return [*map(self._join_one, self._entries(scored, _width(scored)), offsets)]
+    def render_each(
+        self, scored: Columns, offsets: Sequence[int], counts: Sequence[int]
+    ) -> list[bytes]:
+        """Return the scores of many choices, which ask for as many likeliest ones, and each have
+        as many tokens as `counts` says."""
+        entries = self._entries(scored, _width(scored))
+        if len(counts) == len(entries):
+            return [*map(self._join_one, entries, offsets)]
+        bounds = pairwise(accumulate(counts, initial=0))
+        return [self._join(entries[begin:end], offsets[begin:end]) for begin, end in bounds]
 
     @abstractmethod
     def _entries(self, scored: Columns, num_top: int) -> list[Any]:
@@ -163,9 +170,9 @@ class CompletionScores(ScoreWriter):
 
     def _join(self, entries: Sequence[tuple[bytes, bytes, bytes]], offsets: Sequence[int]) -> bytes:
         names, numbers, tops = zip(*entries, strict=True) if entries else ((), (), ())
-        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % (
+        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":%b}' % (
             *(b",".join(names), b",".join(numbers), b",".join(tops)),
-            b",".join([b"%d" % offset for offset in offsets]),
+            msgspec.json.encode(offsets),
         )
 
     def _join_one(self, entry: tuple[bytes, bytes, bytes], offset: int) -> bytes:

@@ -1,8 +1,9 @@
-"""StreamWriter: events of one token, written to all connections in one pass a step.
+"""StreamWriter: events of new tokens, written to all connections in one pass.
 
 A stream of few choices goes on here once its first event is sent. Its task sleeps until a choice
 ends, the weights change or the client reads too slowly; then it sends fewer, larger events itself.
-Most tokens cost a look-up; what is more than text of whole characters, its renderer encodes.
+A choice's tokens of all steps that came together are one event. Most cost a look-up; what is more
+than text of whole characters, its renderer encodes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import numpy as np
 
 from srm.engine.client.client import EngineClient
 from srm.engine.client.streams import STOP, Stream
-from srm.engine.steps.tokens import Tokens, step_tokens
+from srm.engine.steps.tokens import Tokens, join_steps
 from srm.server import metrics
 from srm.server.reply.format import EventTemplate, escape
 from srm.server.reply.renderer import Pieces, Renderer
 from srm.server.reply.scores import Columns, ScoreWriter
-from srm.server.text.stream import CLEAN, TextStream
+from srm.server.text.stream import TextStream
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class _Choice:
     """A choice whose events may be written here."""
 
     __slots__ = (
-        *("detokenizer", "finder", "index", "is_over", "kinds", "num_top", "outlet", "scores"),
+        *("detokenizer", "finder", "index", "is_over", "num_top", "outlet", "scores"),
         *("template", "text"),
     )
 
@@ -74,18 +75,17 @@ class _Choice:
     text: TextStream
     """Set where there is a template."""
 
-    def __init__(self, outlet: Outlet, index: int, num_top: int, all_clean: bytes) -> None:
+    def __init__(self, outlet: Outlet, index: int) -> None:
         self.outlet = outlet
         self.detokenizer = outlet.renderer.generation.detokenizer
         self.finder = self.detokenizer.finder
-        self.kinds = all_clean if self.finder is None else self.finder.kinds
         self.index = index
         self.is_over = False
         """Whether a stop string or an error ended it; more of it may have come meanwhile."""
-        self.num_top = num_top
+        self.num_top = outlet.stream.num_top
         form = outlet.renderer.form
         self.scores = None if form.request.logprobs is None else form.scores
-        self.template = None
+        self.renew()
 
     def renew(self) -> None:
         """Make the template that its next event has."""
@@ -100,87 +100,76 @@ class StreamWriter:
     def __init__(self, client: EngineClient, pieces: Pieces) -> None:
         self._pieces = pieces
         self._choices: dict[int, _Choice] = {}  # by stream number
-        self._all_clean = bytes([CLEAN]) * len(pieces.json)
-        self._num_scored = 0  # streams that ask for scores
         client.set_writer(self.write)
 
+    def offer(self, outlet: Outlet) -> None:
+        """Write what comes next of a stream, if its task has sent all before it, of which its
+        client has read enough."""
+        connection, num_unsent = outlet.connection, outlet.renderer.generation.num_ahead
+        if not outlet.has_begun or num_unsent or connection is None or connection.is_paused:
+            return
+        if outlet.stream.hand_out():
+            for index, number in enumerate(outlet.stream.numbers):
+                self._choices[number] = _Choice(outlet, index)
+
     @contextmanager
-    def writing(self, outlet: Outlet, stream: Stream) -> Iterator[None]:
-        """Have a stream's events written here while its task waits for more."""
-        choices = {
-            number: _Choice(outlet, index, stream.num_top, self._all_clean)
-            for index, number in enumerate(stream.numbers)
-        }
-
-        def may_write() -> bool:
-            connection = outlet.connection
-            if not outlet.has_begun or connection is None or connection.is_paused:
-                return False
-            for choice in choices.values():
-                choice.renew()
-            return True
-
-        self._choices.update(choices)
-        is_scored = outlet.renderer.form.request.logprobs is not None
-        self._num_scored += is_scored
-        stream.may_hand_out = may_write
+    def writing(self, outlet: Outlet) -> Iterator[None]:
+        """A block in which a stream may be offered, which is over behind it."""
         try:
             yield
         finally:
-            self._num_scored -= is_scored
-            for number in choices:
-                del self._choices[number]
+            if (stream := outlet.renderer.generation.stream) is not None:
+                for number in stream.numbers:
+                    self._choices.pop(number, None)
 
     def write(self, steps: Sequence[Tokens]) -> None:
-        """Write the events of one token for each of these streams, of several steps; a stream's are
-        sent together, unless some have scores, which need the text before them."""
-        if len(steps) > 1 and not self._num_scored:
-            columns = zip(
-                *((tokens.owners, tokens.token_ids, tokens.reasons) for tokens in steps),
-                strict=True,
-            )
-            steps = [step_tokens(*map(np.concatenate, columns))]
-        for tokens in steps:
-            self._write_rows(tokens)
-
-    def _write_rows(self, tokens: Tokens) -> None:
-        choices, token_ids = self._choices, tokens.token_ids.tolist()
-        num_characters = self._pieces.num_characters
-        texts = self._pieces.json[tokens.token_ids].tolist()
-        all_scores = self._scores(tokens) if len(tokens.logprobs) else {}
+        """Write the new tokens of these streams in steps that came together: an event for each
+        choice, whose stream's events are sent together."""
+        tokens = join_steps(steps)
+        choices, sizes = self._choices, self._pieces.num_characters
+        token_ids = tokens.token_ids.tolist()
+        texts = self._texts(tokens)
+        all_scores = self._scores(tokens, texts) if len(tokens.logprobs) else {}
         written: dict[Outlet, bytes] = {}
-        for at, number in enumerate(tokens.owners.tolist()):
-            choice, text, token = choices[number], texts[at], token_ids[at]
-            outlet, scores, template = choice.outlet, all_scores.get(at, b""), choice.template
+        for at, (number, begin, end, _) in enumerate(tokens.rows()):
+            choice, text = choices[number], texts[at]
+            outlet, finder, template = choice.outlet, choice.finder, choice.template
+            scores = all_scores.get(at, b"")
             if choice.is_over:
                 continue
             try:
+                is_plain = False
                 if template is None or scores is None:
-                    template, scores, is_plain = None, b"", False
-                else:
-                    is_plain = text and not choice.text.is_pending and choice.kinds[token] == CLEAN
+                    template, scores = None, b""
+                elif text and not choice.text.is_pending:
+                    is_plain = finder is None or finder.are_clean(token_ids[begin:end])
                 if is_plain:
                     if scores:
-                        choice.text.num_characters += num_characters[token]
-                elif choice.finder and choice.finder.add(choice.index, token):
-                    template, events = None, outlet.renderer.events(_row(tokens, at, choice, STOP))
+                        choice.text.num_characters += (
+                            sizes[token_ids[begin]]
+                            if end - begin == 1
+                            else sum(sizes[token] for token in token_ids[begin:end])
+                        )
+                elif finder and (stop := finder.add_all(choice.index, token_ids[begin:end])):
+                    row = _row(tokens, begin, begin + stop, choice, STOP)
+                    template, events = None, outlet.renderer.events(row)
                     outlet.stream.stop(np.array([choice.index]))
                     choice.is_over = True
                 elif template is None:
-                    events = outlet.renderer.events(_row(tokens, at, choice))
+                    events = outlet.renderer.events(_row(tokens, begin, end, choice))
                     choice.renew()
                 else:
-                    text = escape(choice.text.add_token(token))
+                    text = escape(choice.text.add_few(token_ids[begin:end]))
                     if scores:
-                        choice.text.offsets(token.to_bytes(4, "little"))
+                        choice.text.offsets(tokens.token_ids[begin:end].tobytes())
                 if template is not None:
-                    begin, before_scores, end, has_counts = template
-                    choice.detokenizer.num_tokens += 1
+                    before_text, before_scores, behind, has_counts = template
+                    choice.detokenizer.num_tokens += end - begin
                     if not (text or scores):
                         continue
                     if has_counts:
-                        end %= outlet.renderer.numbers(text, scores)
-                    events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
+                        behind %= outlet.renderer.numbers(text, scores)
+                    events = b"%b%b%b%b%b" % (before_text, text, before_scores, scores, behind)
             except Exception as error:  # noqa: BLE001 - its task logs it
                 outlet.stream.fail(error)
                 choice.is_over = True
@@ -189,28 +178,51 @@ class StreamWriter:
                 written[outlet] = written[outlet] + events if outlet in written else events
         _send(written)
 
-    def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
+    def _texts(self, tokens: Tokens) -> list[bytes]:
+        """Return the text of each row, as JSON; empty where some of it is not whole characters."""
+        texts: list[bytes] = self._pieces.json[tokens.token_ids].tolist()
+        if len(texts) == len(tokens):
+            return texts
+        rows = (texts[begin:end] for _, begin, end, _ in tokens.rows())
+        return [b"".join(row) if all(row) else b"" for row in rows]
+
+    def _scores(self, tokens: Tokens, texts: list[bytes]) -> dict[int, bytes | None]:
         """Return the scores, as JSON, of rows of streams that ask for some; None where they could
         not be rendered together with others."""
-        alike: defaultdict[tuple[ScoreWriter, int], dict[int, int]] = defaultdict(dict)
-        for at, number in enumerate(tokens.owners.tolist()):
-            choice = self._choices[number]
-            if choice.template is not None and choice.scores is not None:
-                alike[choice.scores, choice.num_top][at] = choice.text.num_characters
+        alike: defaultdict[tuple[ScoreWriter, int], tuple[list[int], list[int]]]
+        alike = defaultdict(lambda: ([], []))  # rows, and characters before each of their tokens
         entries: dict[int, bytes | None] = {}
-        for (scores, num_top), offsets in alike.items():
-            own = np.array([*offsets])
-            columns: Columns = tokens.token_ids[own].tolist(), tokens.logprobs[own].tolist(), [], []
+        sizes = self._pieces.num_characters
+        token_ids = tokens.token_ids.tolist()
+        for at, (number, begin, end, _) in enumerate(tokens.rows()):
+            choice = self._choices[number]
+            if choice.template is None or choice.scores is None:
+                continue
+            is_one = end - begin == 1
+            if not is_one and (choice.text.is_pending or not texts[at]):
+                entries[at] = None
+                continue
+            rows, offsets = alike[choice.scores, choice.num_top]
+            rows.append(at)
+            offsets.append(choice.text.num_characters)
+            if not is_one:
+                for token in token_ids[begin : end - 1]:
+                    offsets.append(offsets[-1] + sizes[token])
+        for (scores, num_top), (rows, offsets) in alike.items():
+            is_own = np.zeros(len(tokens), np.bool_)
+            is_own[rows] = True
+            own = tokens if is_own.all() else tokens.select(is_own)
+            columns: Columns = own.token_ids.tolist(), own.logprobs.tolist(), [], []
             if num_top:
-                top = tokens.top_ids[own, :num_top], tokens.top_logprobs[own, :num_top]
+                top = own.top_ids[:, :num_top], own.top_logprobs[:, :num_top]
                 columns = *columns[:2], top[0].ravel().tolist(), top[1].ravel().tolist()
             rendered: list[bytes | None]
             try:
-                rendered = [*scores.render_each(columns, offsets.values())]
+                rendered = [*scores.render_each(columns, offsets, np.diff(own.offsets).tolist())]
             except Exception:  # whose it is shows when each row is rendered alone
                 log.exception("scores could not be rendered together")
-                rendered = [None] * len(own)
-            entries.update(zip(offsets, rendered, strict=True))
+                rendered = [None] * len(rows)
+            entries.update(zip(rows, rendered, strict=True))
         return entries
 
 
@@ -235,11 +247,11 @@ def _send(written: dict[Outlet, bytes]) -> None:
     histogram._sum.inc(sum(waited))
 
 
-def _row(tokens: Tokens, at: int, choice: _Choice, reason: int = 0) -> Tokens:
-    """Return the row of one choice, which ends if there is a reason."""
-    own = slice(at, at + 1)
-    return step_tokens(
-        *(np.array([choice.index]), tokens.token_ids[own], np.array([reason], np.uint8)),
-        tokens.logprobs[own],
+def _row(tokens: Tokens, begin: int, end: int, choice: _Choice, reason: int = 0) -> Tokens:
+    """Return these tokens of a choice, which ends if there is a reason."""
+    own = slice(begin, end)
+    return Tokens(
+        *(np.array([choice.index]), np.array([0, end - begin]), tokens.token_ids[own]),
+        *(np.array([reason], np.uint8), tokens.logprobs[own]),
         *(tokens.top_ids[own, : choice.num_top], tokens.top_logprobs[own, : choice.num_top]),
     )

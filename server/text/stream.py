@@ -158,6 +158,18 @@ class StopFinder:
         self._begun[index] = data[len(data) - undecided :]
         return False
 
+    def are_clean(self, token_ids: list[int]) -> bool:
+        """Whether none of these tokens needs to be added, behind one that left nothing begun."""
+        kinds = self.kinds
+        if len(token_ids) == 1:
+            return kinds[token_ids[0]] == CLEAN
+        return all(kinds[token] == CLEAN for token in token_ids)
+
+    def add_all(self, index: int, token_ids: list[int]) -> int:
+        """Take more tokens of a completion; return how many of them there are up to the one that
+        completes a stop string; 0: none does."""
+        return next((n for n, token in enumerate(token_ids, 1) if self.add(index, token)), 0)
+
     def count_undecided(self, data: bytes) -> int:
         """Return how many of the last bytes may be the beginning of a stop string."""
         for length in range(min(self._longest_beginning, len(data)), 0, -1):
@@ -210,9 +222,9 @@ class TextStream:
         """Take tokens, int32 little-endian; return the text that is decided now."""
         return self._advance(self._table.join(token_ids))
 
-    def add_token(self, token: int) -> str:
-        """Take one token; return the text that is decided now."""
-        return self._advance(self._table.entries[token])
+    def add_few(self, token_ids: list[int]) -> str:
+        """Take tokens, which `add` does faster for many; return the text that is decided now."""
+        return self._advance(b"".join(map(self._table.entries.__getitem__, token_ids)))
 
     def finish(self, token_ids: bytes, num_cut: int = 0) -> str:
         """Take the last tokens; return the rest of the text, without its last `num_cut` bytes."""

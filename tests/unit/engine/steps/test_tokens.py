@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srm.engine.messages import REASONS, Output
-from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join, step_tokens
+from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join, join_steps, step_tokens
 
 
 def ints(*values: int) -> bytes:
@@ -65,6 +67,44 @@ def test_joining_joins_what_each_says_and_selecting_keeps_it(
     assert selected.reasons.tolist() == [
         i % len(REASONS) for i, name in zip(last, names, strict=True) if name in chosen
     ]
+
+
+step_rows = st.dictionaries(st.integers(0, 6), st.integers(0, 99), min_size=1)
+steps = st.tuples(step_rows, st.sampled_from([None, 0, 2]), st.randoms())
+
+
+@given(st.lists(steps, min_size=1, max_size=5))
+def test_steps_are_joined_with_the_scores_that_each_has(
+    steps: list[tuple[dict[int, int], int | None, random.Random]],
+) -> None:
+    """`2`: its first row alone has two alternatives; None: nobody asked for scores."""
+    tables, expected = [], dict[int, list[tuple[int, float, int]]]()
+    for rows, num_top, rng in steps:
+        owners = rng.sample([*rows], len(rows))
+        ids = np.array([rows[owner] for owner in owners], np.int32)
+        top = np.array([[ids[0], 7]], np.int32)
+        scores: list[Any] = [-ids.astype(np.float32), top, -top.astype(np.float32)]
+        count = 0 if num_top is None else 3 if num_top else 1
+        reasons = np.zeros(len(ids), np.uint8)
+        tables.append(step_tokens(np.array(owners), ids, reasons, *scores[:count]))
+        for at, owner in enumerate(owners):
+            logprob = -float(ids[at]) if count else 0.0
+            other = 7 if count == 3 and not at else -1
+            expected.setdefault(owner, []).append((int(ids[at]), logprob, other))
+    joined = join_steps(tables)
+    is_scored = any(num_top is not None for _, num_top, _ in steps)
+    is_topped = any(num_top for _, num_top, _ in steps)
+    if len(steps) == 1:
+        assert joined is tables[0]
+        return
+    assert len(joined.logprobs) == (len(joined.token_ids) if is_scored else 0)
+    for owner, begin, end, _ in joined.rows():
+        assert joined.token_ids[begin:end].tolist() == [id for id, _, _ in expected[owner]]
+        if is_scored:
+            assert joined.logprobs[begin:end].tolist() == [p for _, p, _ in expected[owner]]
+        if is_topped:
+            assert joined.top_ids[begin:end, 1].tolist() == [top for *_, top in expected[owner]]
+    assert sorted(joined.owners.tolist()) == sorted(expected)
 
 
 def test_outputs_become_tokens_in_order_and_joined() -> None:

@@ -6,7 +6,7 @@ import base64
 import copy
 from array import array
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
@@ -116,8 +116,13 @@ def test_they_read_as_objects_do(text: Text, as_ids: bool, rows: list[Any], num_
     rendered = (bytes(item.render(scored, num_top, [*offsets])) for item in (completions, chats))
     assert tuple(rendered) == expected(rows, num_top)
     columns = [*ids], [*values], all_top, all_top_values
-    each = [item.render_each(columns, offsets) for item in (completions, chats)]
-    assert [*zip(*each, strict=True)] == [expected([row], len(row[3])) for row in rows]
+    half = len(rows) // 2
+    for counts in ([1] * len(rows), [half, len(rows) - half] if half else []):
+        ends = [*accumulate(counts, initial=0)]
+        parts = [rows[begin:end] for begin, end in pairwise(ends)]
+        if parts:
+            each = [item.render_each(columns, offsets, counts) for item in (completions, chats)]
+            assert [*zip(*each, strict=True)] == [expected(own, len(own[0][3])) for own in parts]
 
 
 def test_requests_of_a_model_share_one(text: Text) -> None:

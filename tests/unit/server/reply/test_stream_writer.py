@@ -163,10 +163,13 @@ class Served:
         if is_last:
             self.client.streams.settle()
 
-    async def stream(self, tokens: Sequence[int], reason: int = LENGTH, **fields: Any) -> Reply:
-        """Ask for a stream whose completions have these tokens, the last of which ends them."""
+    async def stream(
+        self, tokens: Sequence[int], reason: int = LENGTH, together: int = 1, **fields: Any
+    ) -> Reply:
+        """Ask for a stream whose completions have these tokens, the last of which ends them; so
+        many come `together`, but for the first one and the last."""
         reply, task = await self.ask(**fields)
-        await self._end(tokens, reason, fields.get("n", 1), task)
+        await self._end(tokens, reason, fields.get("n", 1), task, together)
         return reply
 
     async def render_whole(
@@ -182,12 +185,19 @@ class Served:
         return json.loads(task.result())
 
     async def _end(
-        self, tokens: Sequence[int], reason: int, n: int, task: asyncio.Task[Any]
+        self,
+        tokens: Sequence[int],
+        reason: int,
+        n: int,
+        task: asyncio.Task[Any],
+        together: int = 1,
     ) -> None:
         own = [(len(self.heard) - 1, index) for index in range(n)]
-        for token in tokens[:-1]:
-            self.say(dict.fromkeys(own, token))
-            await turns()
+        for at, token in enumerate(tokens[:-1]):
+            is_last = at % together == 0 or at == len(tokens) - 2
+            self.say(dict.fromkeys(own, token), is_last=is_last)
+            if is_last:
+                await turns()
         self.say(dict.fromkeys(own, tokens[-1]), own, reason=reason)
         await asyncio.wait_for(task, 60)
 
@@ -295,7 +305,7 @@ async def test_tokens_are_written_in_one_event_each_and_nobody_wakes(served: Ser
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 0}], ids=["text", "scores"])
-async def test_steps_that_come_together_have_the_events_of_each(
+async def test_tokens_that_come_together_are_one_event(
     served: Served, fields: dict[str, Any]
 ) -> None:
     replies = [(await begun(served, **fields))[0] for _ in range(2)]
@@ -304,13 +314,52 @@ async def test_steps_that_come_together_have_the_events_of_each(
         served.say(step, is_last=False)
     assert [reply.num_written for reply in replies] == [0, 0]
     served.say(steps[-1])
-    shown = [text for text in texts(replies[0]) if text]
-    assert shown == [" the", " cat", "é", " mat"]
-    assert texts(replies[1]) == [" the", *4 * [" mat"]]
-    assert len(replies[1].sent) == 1 + (4 if fields else 1)
+    assert texts(replies[0]) == [" the", " caté mat"]
+    assert texts(replies[1]) == [" the", " mat mat mat mat"]
+    served.say_each(CAT)
+    assert texts(replies[0])[-1] == " cat"
     if fields:
         scores = [event["choices"][0]["logprobs"] for event in replies[0].events]
-        assert [score["text_offset"] for score in scores] == [[0], [4], [8], [8], [9]]
+        assert [score["text_offset"] for score in scores] == [[0], [4, 8, 8, 9], [13]]
+        logprobs = scores[1]["token_logprobs"]
+        assert logprobs == pytest.approx([-0.1 * token for token in (CAT, CUT, REST, MAT)])
+
+
+async def test_scores_are_those_of_streams_that_ask_for_them(served: Served) -> None:
+    """Of steps that come together, the streams that ask differ, and in how many they ask for."""
+    fields: list[dict[str, Any]] = [{}, {"logprobs": 0}, {"logprobs": 2}]
+    replies = [(await begun(served, **own))[0] for own in fields]
+    number = np.array([served.heard[0].stream])
+    step = step_tokens(number, np.array([CAT], "<i4"), np.zeros(1, np.uint8))  # without scores
+    served.client.streams.receive(Outputs([], step.to_wire(), weights_version=1))
+    served.say({(1, 0): MAT, (2, 0): CAT, (0, 0): THE}, is_last=False)
+    served.say({(2, 0): MAT, (0, 0): MAT, (1, 0): CAT})
+    assert [texts(reply)[-1] for reply in replies] == [" cat the mat", " mat cat", " cat mat"]
+    plain, own, top = (reply.events[-1]["choices"][0]["logprobs"] for reply in replies)
+    assert plain is None
+    assert own["tokens"] == [" mat", " cat"] and top["tokens"] == [" cat", " mat"]
+    assert own["token_logprobs"] == pytest.approx([-0.1 * MAT, -0.1 * CAT])
+    assert top["token_logprobs"] == pytest.approx([-0.1 * CAT, -0.1 * MAT])
+    assert [len(tops) for tops in own["top_logprobs"]] == [1, 1]
+    assert [len(tops) for tops in top["top_logprobs"]] == [2 + CAT % 2, 2 + MAT % 2]
+
+
+async def test_usage_counts_all_tokens_of_an_event(served: Served) -> None:
+    reply, _ = await begun(served, stream_options=CONTINUOUS)
+    for token in (CAT, MAT):
+        served.say({(0, 0): token}, is_last=False)
+    served.say_each(THE, CAT)
+    counts = [event["usage"]["completion_tokens"] for event in reply.events]
+    assert counts == [1, 4, 5]
+
+
+async def test_a_stop_string_delays_no_other_stream(served: Served) -> None:
+    replies = [(await begun(served, **fields))[0] for fields in ({}, {"stop": ["the t"]})]
+    for token in (CAT, MAT):
+        served.say({(0, 0): token, (1, 0): token}, is_last=False)
+    served.say({(0, 0): THE, (1, 0): THE})
+    assert texts(replies[0]) == [" the", " cat mat the"]
+    assert texts(replies[1]) == [" ", "the cat mat "]
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 0}], ids=["text", "scores"])
@@ -328,13 +377,17 @@ async def test_what_comes_behind_a_stop_string_is_dropped(
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 0}], ids=["text", "scores"])
+@pytest.mark.parametrize("behind", ["its end", "other weights", "scores"])
 async def test_a_stop_string_is_found_across_steps_that_came_together(
-    served: Served, fields: dict[str, Any]
+    served: Served, fields: dict[str, Any], behind: str
 ) -> None:
-    """Its second token comes with the end, which another takes than the writer."""
+    """Another takes its second token than the writer."""
     reply, task = await begun(served, stop=["cat mat"], **fields)
     served.say({(0, 0): CAT}, is_last=False)
-    served.say({(0, 0): MAT}, ends={(0, 0)}, is_last=False)
+    if behind == "scores":
+        served.client.streams.receive(Outputs([Output(served.heard[0].id, PROMPT)]))
+    version, ends = 2 if behind == "other weights" else 1, {(0, 0)} if behind == "its end" else ()
+    served.say({(0, 0): MAT}, ends, version, is_last=False)
     served.client.streams.settle()
     await asyncio.wait_for(task, 60)
     assert "".join(texts(reply)) == " the "
@@ -480,6 +533,22 @@ async def test_what_comes_while_a_client_does_not_read_is_one_event(text: Text) 
     assert texts(replies[1]) == [" the", " the", " cat", " mat", " the", " cat"]
 
 
+async def test_all_of_a_delivery_is_sent_before_what_is_written(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choices of a large delivery are sent some at a time."""
+    monkeypatch.setattr("srm.server.reply.renderer.AT_ONCE", 1)
+    reply, _ = await served.ask(n=3)
+    served.say({(0, 0): THE, (0, 1): THE, (0, 2): THE})
+    for _ in range(9):
+        await turns(1)
+        served.say({(0, 2): CAT})
+    await turns()
+    assert "".join(part["text"] for part in parts_of(reply.events, 2)) == " the" + 9 * " cat"
+    served.say({(0, 2): MAT})
+    assert reply.num_written and texts(reply)[-1] == " mat"
+
+
 @pytest.mark.parametrize("num_turns", range(4))
 async def test_begins_behind_scores(served: Served, num_turns: int) -> None:
     reply, _ = await served.ask(prompt=[[5], [6, 7]], prompt_logprobs=0)
@@ -589,14 +658,18 @@ async def read_all_text(
         }
         ends = {key for key in spoken if left[key] == 1}
         version += rng.random() < 0.03
-        served.say(tokens, ends, version, reason)
+        is_last = rng.random() < 0.6
+        served.say(tokens, ends, version, reason, is_last)
         for key, token in tokens.items():
             entries[key].append(token)
         left = {key: count - (key in tokens) for key, count in left.items() if key not in ends}
         chance, is_slow, num_turns = rng.random(), rng.random() < 0.1, rng.choice([0, 0, 1, 12])
+        if not is_last:
+            continue
         if chance < 0.1 and is_direct:
             reply.pause() if is_slow else reply.resume()
         await turns(num_turns)
+    served.client.streams.settle()
     reply.resume()
     await asyncio.wait_for(task, 60)
     return served, reply, entries
