@@ -83,6 +83,7 @@ BENCHMARKS = {
     "turns": "research.bench.gpu.turns",
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",
+    "sink": "research.bench.server.sink",
     "against": "research.bench.server.against",
     "cards": "research.bench.server.cards",
     "table": "research.bench.records.table",

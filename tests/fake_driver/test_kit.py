@@ -49,6 +49,7 @@ SMALLER = {
     r"--dtypes bfloat16,float8": "--dtypes bfloat16",
     r"(--rows 256|--batch-sizes 256.*)(?= --cache-dir)": r"\1 --seconds 0.01",
     r"(?<=test_ops_on_a_gpu.py) .*": " -k 'float8 and 129 and 512'",
+    r"--streams [\d,]+": "--streams 8 --requests 2 --n 9",
     r"(profile --random-widths 512 --rows 256)": r"\1 --counted-rows 256",
     r"^(\d+)": r"\g<1>0",
 }
@@ -56,7 +57,7 @@ SMALLER = {
 LEFT_OUT = re.compile(r"\d+ (pytorch|tests|\S*1024|turns)")
 """Commands that compute, or do the same as others."""
 RAN = {
-    "4": {"adopt", "machine", "replays-512", "float8-512", "profile-512"},
+    "4": {"adopt", "machine", "sink", "replays-512", "float8-512", "profile-512"},
     "basics": {"adopt", "machine", "engine-512"},
 }
 """Commands that end well, though nothing is computed."""

@@ -20,6 +20,7 @@ from research.bench.engine.kernels import KernelsBenchConfig
 from research.bench.engine.models import BenchConfig, StepsConfig
 from research.bench.engine.ops import PRODUCTS
 from research.bench.engine.throughput import EngineBenchConfig
+from research.bench.frame import Settings
 from research.bench.gpu import turns
 from research.bench.gpu.profile import ProfileConfig, each_once, last_step, read_kernels
 from research.bench.gpu.report import markdown, record_of
@@ -27,12 +28,14 @@ from research.bench.gpu.turns import TurnsConfig
 from research.bench.model import recurrence_rate
 from research.experiments import throughput
 from research.experiments.harness.settings import configure
+from research.bench.server.sink import SinkConfig
 from srm.errors import ConfigError
 from srm.settings import load
 from tests.kit.serving import ROOT
 
 LISTS = sorted((ROOT / "deploy" / "gpu").glob("call-*.txt"))
-SETTINGS: dict[str, type[BenchConfig]] = {
+SETTINGS: dict[str, type[Settings]] = {
+    "sink": SinkConfig,
     "replays": StepsConfig,
     "kernels": KernelsBenchConfig,
     "engine": EngineBenchConfig,
@@ -191,6 +194,8 @@ def test_every_graph_that_a_list_needs_is_packed(listed: Path) -> None:
     for _, _, words in read_list(listed)[1]:
         if words[:2] == ["srm", "bench"] and words[2] != "turns":
             config = load(SETTINGS[words[2]], words[3:], prog="")
+            if not isinstance(config, BenchConfig):  # it serves a bundled model
+                continue
             module = "bench.gpu.compile_ops" if words[2] == "kernels" else "device.precompile"
             for width, dtype in [(w, d) for w in config.random_widths for d in config.dtypes]:
                 wanted = ["--d-model", str(width), "--dtype", dtype]

@@ -54,6 +54,15 @@ def bursts(record: Record) -> None:
         assert case["hostile_answers"] and {*case["hostile_answers"]} <= {"200", "400", "503"}
 
 
+def drained(record: Record) -> None:
+    cases = [(case["requests"], case["n"], case["by"]) for case in record["cases"]]
+    assert cases == [(size, n, by) for size, n in ((3, 1), (2, 5)) for by in ("sink", "loadtest")]
+    for case in record["cases"]:
+        (burst,) = case["raw"]
+        assert burst["tokens"] == 9 * case["requests"] * case["n"]
+        assert burst.get("events", 99) > case["requests"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags", "check", "line"),
@@ -67,6 +76,8 @@ def bursts(record: Record) -> None:
          "--model=absent --repetitions=2", hosts, "| 32 | in turns of 16, replaced after 4 tokens"),
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1 "
          "--hostile=7", bursts, "| 2 × 5 | whole |"),
+        ("sink", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1 "
+         "--compare=true", drained, "| 2 × 5 | loadtest |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(
