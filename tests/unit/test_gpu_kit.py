@@ -26,9 +26,9 @@ from research.bench.gpu.profile import ProfileConfig, each_once, last_step, read
 from research.bench.gpu.report import markdown, record_of
 from research.bench.gpu.turns import TurnsConfig
 from research.bench.model import recurrence_rate
+from research.bench.server.sink import SinkConfig
 from research.experiments import throughput
 from research.experiments.harness.settings import configure
-from research.bench.server.sink import SinkConfig
 from srm.errors import ConfigError
 from srm.settings import load
 from tests.kit.serving import ROOT
