@@ -163,7 +163,7 @@ def build_step_graph(
         edits = given[len(BATCH_INPUTS) :]
         slots, positions, new, prefill, token_ids, targets, *scored = given[: len(BATCH_INPUTS)]
         rows = expand(sampling, slots, positions, new, prefill, token_ids)
-        batch = _Rows(states, last_token, *rows, slots)
+        batch = replace(_Rows(states, last_token, *rows), slots=slots)
         weights = _Weights(config, dtype, on, product, scope, variants=variants)
         head = slots.shape[0] + targets.shape[0] - 1
         stream, slices = _blocks(weights, batch), None

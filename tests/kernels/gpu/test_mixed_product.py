@@ -52,7 +52,7 @@ def make_step(decode: int, width: int) -> Step:
 def multiply_and_mix(text: str, small: str, count: int, depth: int, step: Step) -> tuple[Run, F32]:
     """Run the product of `count` rows that mixes the first ones; return the states after."""
     state, any_bits, (_, *places) = step.state.copy(), np.zeros(1, np.uint16), step.rows
-    unit = any_bits, state, any_bits, *places, *step.unit, any_bits, *step.sizes()
+    unit: Any = (any_bits, state, any_bits, *places, *step.unit, any_bits, *step.sizes())
     width = state.shape[1] // UNITS
     return run(text, f"{small}{PLAIN}", count, depth, width, unit=unit), state
 
