@@ -87,32 +87,36 @@ def _sample_row[
     var mass = row.weigh(top, scale)
     if isnan(mass):
         return (Int32(-1), Float32(0))
-    var token = -1
-    var round = 0
+    var token: Int
     if temperature == 0:
         token = row.first(top)
-    elif rejects and (top_k == 0 or top_p >= 1):
-        var least = top + temperature * floor_of(min_p)
-        var kept = mass
-        if min_p > 0 and top_p < 1:
-            kept = row.mass_from(least)
-        var most = Float64(max(top_p, LEAST_TOP_P)) * kept
-        while token < 0 and round < ROUNDS:
+    else:
+        token = -1
+        var round = 0
+        comptime if rejects:
+            if top_k == 0 or top_p >= 1:
+                var least = top + temperature * floor_of(min_p)
+                var kept = mass
+                if min_p > 0 and top_p < 1:
+                    kept = row.mass_from(least)
+                var most = Float64(max(top_p, LEAST_TOP_P)) * kept
+                while token < 0 and round < ROUNDS:
+                    var seed, position = random()
+                    var drawn = row.draw(seed, position, round)
+                    var logit = row.logit(drawn)
+                    var above = next_above(logit)
+                    if (
+                        logit >= least
+                        and (top_k == 0 or row.count_from(above) < top_k)
+                        and (top_p >= 1 or row.mass_from(above) < most)
+                    ):
+                        token = drawn
+                    round += 1
+        if token < 0:
+            if top_k > 0 or top_p < 1 or min_p > 0:
+                row.truncate(mass, temperature, top_k, top_p, min_p)
             var seed, position = random()
-            var drawn = row.draw(seed, position, round)
-            var above = next_above(row.logit(drawn))
-            if (
-                row.logit(drawn) >= least
-                and (top_k == 0 or row.count_from(above) < top_k)
-                and (top_p >= 1 or row.mass_from(above) < most)
-            ):
-                token = drawn
-            round += 1
-    if token < 0:
-        if top_k > 0 or top_p < 1 or min_p > 0:
-            row.truncate(mass, temperature, top_k, top_p, min_p)
-        var seed, position = random()
-        token = row.draw(seed, position, round)
+            token = row.draw(seed, position, round)
     var logprob = Float32(0)
     if writes:
         logprob = logprob_of(row.logit(token), top, scale, mass)
