@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -61,11 +60,13 @@ class EngineClient:
         heartbeat_s: float = HEARTBEAT_S,
         engine_timeout_s: float = ENGINE_TIMEOUT_S,
         away_s: float = AWAY_S,
+        first: int = 0,
     ) -> None:
-        """`endpoint` has that of each engine, with commas between them."""
+        """`endpoint` has that of each engine, with commas between them. Where several engines have
+        as much to do, engine `first`, counted around, is chosen."""
         endpoints = endpoint.split(",")
         self.streams = Streams(*(partial(self._send, number) for number in range(len(endpoints))))
-        self.streams.spread.first = os.getpid() % len(endpoints)
+        self.streams.spread.first = first % len(endpoints)
         self.engines = [
             EngineConnection(
                 *(endpoint, heartbeat_s, engine_timeout_s),

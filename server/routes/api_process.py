@@ -57,9 +57,8 @@ def main(argv: list[str]) -> int:
         admin = _inherited(config.admin_fd)
         listeners.append(admin or listen(config.admin_host, config.admin_port))
     # The engine is not given up while it may still be busy.
-    client = EngineClient(
-        config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
-    )
+    timeout_s = max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
+    client = EngineClient(config.endpoint, engine_timeout_s=timeout_s, first=os.getpid())
     draining = Draining()
     keys = Keys([])
     signal.signal(signal.SIGHUP, lambda *_: _reread(keys, config.api_keys_file))

@@ -117,7 +117,7 @@ def test_every_descriptor_is_of_its_factor(log: dict[str, list[Call]]) -> None:
 def test_a_product_reads_what_was_written_before_it(log: dict[str, list[Call]]) -> None:
     """up reads the stream, down what up wrote, and all of it is in the workspace."""
     products = [launch for launch in launches_of(log["third"]) if launch["block"] == [384, 1, 1]]
-    out = [words(product["parameters"][2])[0] for product in products]
+    out = [words(product["parameters"][3])[0] for product in products]
     read = [product["parameters"][0]["address"] for product in products]
     for layer in range(LAYERS):
         up, down, proj_in, proj_out = range(4 * layer, 4 * layer + 4)

@@ -61,8 +61,15 @@ VARIANTS = {
 """Variants of kernels, and kinds that each changes. All but "tanh" and
 "rejection" give today's bits."""
 ALL = "tanh,ahead,stores,clusters"
-VARIANT_CASES = [(names, kind) for names in VARIANTS for kind in VARIANTS[names]]
-VARIANT_CASES += [(ALL, kind) for kind in ("normed_up", "measured_down")]
+VARIANT_CASES = [
+    *((ALL, kind) for kind in ("normed_up", "measured_down")),
+    *(
+        pytest.param(names, kind, marks=[pytest.mark.slow] * (names in ALL))
+        for names in VARIANTS
+        for kind in VARIANTS[names]
+    ),
+]
+"""Alone, those of ALL are for `make test-all`: each set is compiled by itself."""
 MEANS = 0, 3, -30, 300
 """Of every fourth row that is normalised, in deviations; in bfloat16 300 is next to 302."""
 PLAIN = {"up", "proj_in", "head", "normed_proj_in"}
