@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -64,6 +65,7 @@ class EngineClient:
         """`endpoint` has that of each engine, with commas between them."""
         endpoints = endpoint.split(",")
         self.streams = Streams(*(partial(self._send, number) for number in range(len(endpoints))))
+        self.streams.spread.first = os.getpid() % len(endpoints)
         self.engines = [
             EngineConnection(
                 *(endpoint, heartbeat_s, engine_timeout_s),

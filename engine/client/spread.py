@@ -69,14 +69,18 @@ class Spread:
         """Whether an engine has been unreachable for so long that nothing waits for it."""
         self.given = [0] * count
         """Samples of streams that are open here, for which each engine is waited for."""
-        self._others = [0] * count  # samples beyond these that an engine has, by its last Status
+        self.first = 0
+        """Engine that is chosen first where several have as much to do; another in each process."""
+        self._total = [0] * count  # samples that an engine had by its last Status
+        self._own = [0] * count  # `given` at that time
 
     def note_status(self, engine: int, status: Status | None) -> None:
         """Note what an engine says of itself, or that it is not to be given anything."""
         self.statuses[engine] = status
         self.is_away[engine] &= status is None
-        own = self.given[engine]
-        self._others[engine] = 0 if status is None else status.running + status.waiting - own
+        own = 0 if status is None else self.given[engine]
+        self._own[engine] = own
+        self._total[engine] = max(own, 0 if status is None else status.running + status.waiting)
 
     def parts(self, request: Request, place: int) -> list[Part]:
         """Divide a request.
@@ -112,13 +116,19 @@ class Spread:
         A single one is that which has most likely had the prompt's beginning before, unless it has
         more than 1/16 of its slots more to do than another.
         """
+        # Statuses are up to a second old. Meanwhile other processes, which see the same ones, are
+        # taken to have done what this one did: else all would fill one engine's gap.
+        own = sum(self._own)
+        processes = sum(self._total) / own if own else 1.0
         up = {
-            engine: self._load(engine, status)
+            engine: self._load(engine, status, processes)
             for engine, status in enumerate(self.statuses)
             if status is not None and engine != without
         }
         ready = [engine for engine in up if self._is_ready(engine)] or list(up)
-        engines = sorted(ready, key=lambda engine: up[engine])[:most]
+        engines = sorted(
+            ready, key=lambda engine: (up[engine], (engine - self.first) % self.count)
+        )[:most]
         prompt = request.prompt_token_ids
         if len(engines) == 1 and len(prompt) >= PREFIX_BYTES:
             known = ready[crc32(prompt[:PREFIX_BYTES]) % len(ready)]
@@ -130,9 +140,12 @@ class Spread:
         status = self.statuses[engine]
         return status is not None and status.state == "ready"
 
-    def _load(self, engine: int, status: Status) -> float:
-        """Return the sequences that an engine has to run, by slot."""
-        return (self.given[engine] + max(0, self._others[engine])) / status.num_slots
+    def _load(self, engine: int, status: Status, processes: float) -> float:
+        """Return the sequences that an engine has to run by now, by slot, where so many processes
+        like this one give it some."""
+        given = self.given[engine]
+        now = self._total[engine] + processes * (given - self._own[engine])
+        return max(given, now) / status.num_slots
 
 
 def _only(request: Request, name: str, samples: I64) -> Request:

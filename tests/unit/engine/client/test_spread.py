@@ -74,6 +74,78 @@ def test_sequences_of_this_process_are_not_counted_twice() -> None:
     assert engine_of(spread, request_of("a")) == 0
 
 
+def test_processes_begin_with_different_engines_where_all_are_idle() -> None:
+    """A few long streams of each of many processes would else be the first engines' alone."""
+    firsts = []
+    for first in range(4):
+        spread = spread_of(4)
+        spread.first = first
+        firsts.append([engine_of(spread, request_of(f"{number}")) for number in range(4)])
+    assert firsts == [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2]]
+
+
+STATUS_STEPS = 125
+"""Steps of 8 ms in the second between two statuses."""
+
+
+def loads_by_step(processes: int, engines: int, rows: int, num_steps: int, lost: int) -> Any:
+    """i64[step, engine] sequences of engines, which so many processes give sequences of 32 to 256
+    steps at random times, `rows` to an engine on average. Engine 0 is lost from step `lost` on for
+    as long as two statuses take."""
+    rng = np.random.default_rng(1)
+    spreads = [Spread(engines) for _ in range(processes)]
+    ends: list[list[tuple[int, int]]] = [[] for _ in range(num_steps + 257)]
+    loads, total = [], np.zeros(engines, np.int64)
+    request = request_of("a")
+
+    def start(step: int, process: int) -> None:
+        (part,) = spreads[process].parts(request, 0)
+        spreads[process].given[part.engine] += 1
+        total[part.engine] += 1
+        ends[step + int(rng.integers(32, 257))].append((process, part.engine))
+
+    def end(process: int, engine: int) -> None:
+        spreads[process].given[engine] -= 1
+        total[engine] -= 1
+
+    for number, spread in enumerate(spreads):
+        spread.first = number % engines
+    for step in range(num_steps):
+        is_lost = lost <= step < lost + 2 * STATUS_STEPS
+        if step == lost:
+            for spread in spreads:
+                spread.note_status(0, None)
+            for due in ends[step:]:
+                again = [process for process, engine in due if engine == 0]
+                due[:] = [item for item in due if item[1] > 0]
+                for process in again:
+                    end(process, 0)
+                    start(step, process)
+        for number, spread in enumerate(spreads):
+            if step % STATUS_STEPS == number * STATUS_STEPS // processes:
+                for engine in range(is_lost, engines):
+                    busy = msgspec.structs.replace(
+                        IDLE, num_slots=2 * rows, running=int(total[engine])
+                    )
+                    spread.note_status(engine, busy)
+        for process, engine in ends[step]:
+            end(process, engine)
+        for _ in range(rng.poisson(rows * engines / 144.5)):
+            start(step, int(rng.integers(processes)))
+        loads.append(total.copy())
+    return np.array(loads)
+
+
+def test_processes_that_hear_old_statuses_do_not_fill_one_gap_twice() -> None:
+    """Where each of 24 filled the gap that it had heard of, an engine had 1.6 times the mean."""
+    lost, back = 500, 500 + 2 * STATUS_STEPS
+    loads = loads_by_step(processes=24, engines=4, rows=64, num_steps=1_250, lost=lost)
+    assert loads[back - 1, 0] == 0 and loads[back - 1].sum() > 200, "the others had all"
+    settled = np.concatenate([loads[2 * STATUS_STEPS : lost], loads[back + 2 * STATUS_STEPS :]])
+    assert (settled / settled.mean(axis=1, keepdims=True)).max() < 1.2
+    assert np.abs(settled.mean(axis=0) / settled.mean() - 1).max() < 0.05
+
+
 def test_prompts_that_begin_alike_meet_unless_that_costs_balance() -> None:
     spread = spread_of(4)
     for engine in range(4):
