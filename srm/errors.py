@@ -2,6 +2,7 @@
 
 SRMError                 .code: stable string   .message: for the caller
 ├─ ConfigError           stops the program, exit 2
+│  └─ DeviceRefused      exit 4: a GPU is not fit to be used
 ├─ CheckpointError       stops the program, exit 3: missing or extra tensor, wrong shape, bad config
 ├─ RequestError          the caller's fault; ends one request
 │  ├─ InvalidRequest     .param names the field
@@ -146,6 +147,13 @@ class SRMError(Exception):
 class ConfigError(SRMError):
     code = "config_error"
     exit_code = 2
+
+
+class DeviceRefused(ConfigError):
+    """A GPU is not fit to be used; another one of the same machine may be."""
+
+    code = "device_refused"
+    exit_code = 4
 
 
 class CheckpointError(SRMError):

@@ -179,12 +179,13 @@ class EngineClient:
         self.streams.set_writer(write)
 
     async def snapshot(self) -> Done:
-        """Have every engine write a snapshot of durable requests; returns when all are on disk.
-        Raises SnapshotError if one cannot be, and EngineUnavailable."""
+        """Have every engine that is not away write a snapshot of durable requests; returns when
+        all are on disk. Raises SnapshotError if one cannot be, and EngineUnavailable."""
         return _together(await self._ask_all(TakeSnapshot(uuid.uuid4().hex)))
 
     async def control(self, message: Control) -> Done:
-        """Have every engine pause, resume, end requests or forget prefixes; returns when all have.
+        """Have every engine pause, resume, end requests or forget prefixes; returns when all have,
+        but for those that have been away for long.
 
         Raises the error that one refuses it with, and EngineUnavailable where one is away or goes
         away: then none is paused by this, and all else is done by those that are there.
@@ -198,7 +199,7 @@ class EngineClient:
             raise EngineUnavailable("the server is stopping: what runs is not paused")
         self._check_all_answer()
         answers = await self._ask_each(message)
-        have_paused = [isinstance(answer, Done) for answer in answers]
+        have_paused = [isinstance(answer, Done) for answer in answers.values()]
         if any(have_paused) and not all(have_paused):  # else another's pause would end
             await self._ask_each(_resume())
         return _together(_all_done(answers, "nothing is paused"))
@@ -220,8 +221,9 @@ class EngineClient:
         `label` is what its trainer calls them; links lead to nothing outside of `within`, or of the
         folder itself.
 
-        Raises the error that one refuses them with, SwapInProgress, and EngineUnavailable; then
-        none does, unless the message says that this is not known.
+        An engine that has been away for long begins with them once it is back. Raises the error
+        that one refuses them with, SwapInProgress, and EngineUnavailable; then none does, unless
+        the message says that this is not known.
         """
         is_staged = len(self.engines) > 1
         message = LoadWeights(uuid.uuid4().hex, path, running, is_staged, label, within)
@@ -241,7 +243,7 @@ class EngineClient:
         """Stage the weights on all engines, then put them to use. Until the first one has put them
         they are dropped by all if anything goes wrong; then by none, and whoever missed that
         follows the note that it has left."""
-        losses = [engine.losses for engine in self.engines]
+        losses = {number: engine.losses for number, engine in self._present()}
         try:
             async with beside(self._hold(message.id, losses)):
                 staged = await self._ask_all(message)
@@ -250,17 +252,17 @@ class EngineClient:
                 raise EngineUnavailable("the engines do not use the same weights yet: ask again")
             self._check_all_there(losses)
         except BaseException:
-            for engine in self.engines:
-                engine.send(Abort(message.id))
+            for number in losses:
+                self.engines[number].send(Abort(message.id))
             raise
         put = PutWeights(message.id)
         answers = await asyncio.gather(
-            *(engine.ask(put) for engine in self.engines), return_exceptions=True
+            *(self.engines[number].ask(put) for number in losses), return_exceptions=True
         )
         done = [answer for answer in answers if isinstance(answer, Done)]
         errors = [
             (number, answer)
-            for number, answer in enumerate(answers)
+            for number, answer in zip(losses, answers, strict=True)
             if not isinstance(answer, Done)
         ]
         if not done:
@@ -275,38 +277,45 @@ class EngineClient:
             )
         return _together(done)
 
-    async def _hold(self, change: str, losses: list[int]) -> None:
+    async def _hold(self, change: str, losses: dict[int, int]) -> None:
         """Tell the engines, as long as this process turns, that the change is still wanted. Raises
         EngineUnavailable once one of them cannot make it."""
         while True:
             self._check_all_there(losses)
-            for engine in self.engines:
-                engine.send(HoldWeights(change))
+            for number in losses:
+                self.engines[number].send(HoldWeights(change))
             await asyncio.sleep(self._heartbeat_s)
 
-    def _check_all_there(self, losses: list[int]) -> None:
-        for number, engine in enumerate(self.engines):
+    def _check_all_there(self, losses: dict[int, int]) -> None:
+        for number, count in losses.items():
+            engine = self.engines[number]
             is_ready = engine.status is not None and engine.status.state == "ready"
-            if not is_ready or engine.losses != losses[number]:
+            if not is_ready or engine.losses != count:
                 why = f"engine {number} does not answer, has been lost, or drains"
                 raise EngineUnavailable(f"{why}: no weights are changed")
 
+    def _present(self) -> list[tuple[int, EngineConnection]]:
+        """Return the engines and their numbers, but for those that have been away for long."""
+        is_away = self.streams.spread.is_away
+        return [each for each in enumerate(self.engines) if not is_away[each[0]]]
+
     def _check_all_answer(self) -> None:
-        for number, engine in enumerate(self.engines):
+        for number, engine in self._present():
             if engine.status is None and len(self.engines) > 1:
                 raise EngineUnavailable(f"engine {number}: {engine.why_away}")
 
-    async def _ask_each(self, message: Control) -> list[Done | BaseException]:
-        """Ask every engine; return what each one answers, or why it does not."""
-        return await asyncio.gather(
-            *(engine.ask(message) for engine in self.engines), return_exceptions=True
-        )
+    async def _ask_each(self, message: Control) -> dict[int, Done | BaseException]:
+        """Ask every engine that is not away; return what each one answers, or why it does not."""
+        present = dict(self._present())
+        asked = (engine.ask(message) for engine in present.values())
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return dict(zip(present, answers, strict=True))
 
     async def _ask_all(self, message: TakeSnapshot | LoadWeights) -> list[Done]:
         """Ask every engine, none of which may be away. Raises the first error."""
         self._check_all_answer()
         async with task_group() as group:
-            tasks = [group.create_task(engine.ask(message)) for engine in self.engines]
+            tasks = [group.create_task(engine.ask(message)) for _, engine in self._present()]
         return [task.result() for task in tasks]
 
     def _send(self, engine_index: int, message: ToEngine) -> None:
@@ -377,11 +386,11 @@ def _resume() -> Resume:
     return Resume(uuid.uuid4().hex)
 
 
-def _all_done(answers: list[Done | BaseException], others: str) -> list[Done]:
+def _all_done(answers: dict[int, Done | BaseException], others: str) -> list[Done]:
     """Return the answers of all engines. Raises the first error; `others` says what that means for
     the other engines."""
     done: list[Done] = []
-    for number, answer in enumerate(answers):
+    for number, answer in answers.items():
         if isinstance(answer, EngineUnavailable) and len(answers) > 1:
             raise EngineUnavailable(f"engine {number}: {answer.message}; {others}")
         if isinstance(answer, BaseException):

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from max.driver import Accelerator, Device, accelerator_count
 
-from srm.errors import ConfigError
+from srm.errors import ConfigError, DeviceRefused
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +34,20 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def open_gpu(number: int | None = None) -> Device:
     """Return the GPU of this number, or the first one. Raises ConfigError if there is none that
-    could serve.
+    could serve, and DeviceRefused if this one could not.
 
     A compiled graph runs on the first GPU that a process sees, and on no other: of several, this
     process sees that of this number alone from now on.
     """
+    if number is not None:
+        _show_only(number)
+    count = 0
     try:
         count = accelerator_count()
-        if number is not None and number >= count > 0:
-            raise ConfigError(f"devices = {number}: MAX finds the GPUs 0 … {count - 1} here")
-        if number is not None and count > 1:
-            given = os.environ.get(VISIBLE)
-            os.environ[VISIBLE] = given.split(",")[number] if given else str(number)
         device = Accelerator() if count else _no_gpu()
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"device = gpu: {_reason(str(error))}") from None
+        kind = DeviceRefused if count else ConfigError
+        raise kind(f"device = gpu: {_reason(str(error))}") from None
     architecture = str(device.architecture_name)
     version = re.match(r"sm_(\d+)", architecture)
     if not device.is_compatible or (version and int(version[1]) < OLDEST):
@@ -59,10 +58,39 @@ def open_gpu(number: int | None = None) -> Device:
     free, total = int(device.stats["free_memory"]), _total_memory(device)
     held = f"only {free / GIB:.1f} of its {total / GIB:.1f} GiB of memory are free"
     if free < LEAST_FREE * total:
-        raise ConfigError(f"device = gpu: {held}; {END_THEM}")
+        raise DeviceRefused(f"device = gpu: {held}; {END_THEM}")
     if free < SHARED * total:
         log.warning("device = gpu: %s; nvidia-smi lists the processes that hold the rest", held)
     return device
+
+
+def _show_only(number: int) -> None:
+    """Have this process see one of several GPUs. Raises ConfigError if there is none of the number.
+
+    NVIDIA's library is asked, and not MAX: where some GPU of the machine is lost, MAX has the
+    driver read VISIBLE when it counts, and every engine would open the first GPU.
+    """
+    given, count = os.environ.get(VISIBLE), ctypes.c_uint()
+    if given is None:
+        with suppress(OSError):
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            library.nvmlInit_v2()
+            library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    numbers = (
+        [*map(str, range(count.value))] if given is None else [*filter(None, given.split(","))]
+    )
+    if number >= len(numbers) > 0:
+        raise ConfigError(f"devices = {number}: there are the GPUs 0 … {len(numbers) - 1} here")
+    if len(numbers) > 1:
+        os.environ[VISIBLE] = numbers[number]
+
+
+def pci_address() -> str:
+    """Return the PCI address of the GPU that this process has opened; empty if it is not known."""
+    text = ctypes.create_string_buffer(32)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDeviceGetPCIBusId(text, len(text), 0)
+    return text.value.decode()
 
 
 def _total_memory(device: Device) -> int:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from srm.engine.process.watchdog import Heartbeat
-from srm.errors import CheckpointError, ConfigError
+from srm.errors import CheckpointError, ConfigError, DeviceRefused
 from srm.logs import PROCESS_NAME
 from srm.memory import write_text
 from srm.metrics_memory import Region
@@ -34,7 +34,7 @@ from srm.tasks import dispensable, task_group
 
 log = logging.getLogger(__name__)
 
-FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
+FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code, DeviceRefused.exit_code}
 """Exit codes after which a restart would end in the same way."""
 MAX_FAILURES = 6
 """Crashes in a row, each before the child came to work, after which we give up."""
@@ -88,8 +88,8 @@ class Child:
     folders: Sequence[Path] = ()
     """What it writes to: while there is no room there, its ends are no fault of its own."""
     substitutes: Sequence[Child] = ()
-    """Others that do the same work: while one of them serves or is restarted, this one may be away,
-    once it has served at all."""
+    """Others that do the same work: while one of them serves or may yet, this one may be away, once
+    it has served at all or where its device is refused."""
     process: asyncio.subprocess.Process | None = None
     failures: int = 0
     """How often it has crashed without coming to work, since it last did."""
@@ -122,7 +122,7 @@ class Child:
                 why = f"{self.name} ended{often} ({end})"
                 if self.why_away_fd >= 0:
                     write_text(self.why_away_fd, f"{why}; the server's log says why")
-                elif not self.has_served or not any(
+                elif not (self.has_served or code == DeviceRefused.exit_code) or not any(
                     substitute.may_serve for substitute in self.substitutes
                 ):
                     log.error("%s: giving up", why)
@@ -181,10 +181,10 @@ class Child:
 
     @property
     def may_serve(self) -> bool:
-        """Whether it serves, or has served and is restarted."""
+        """Whether it serves, or may yet: it is started or restarted."""
         is_running = self.process is not None and self.process.returncode is None
         is_up = is_running and self._look() is not None
-        return is_up or (self.has_served and not self.is_hopeless)
+        return is_up or not self.is_hopeless
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
         """Return whether its end may have come from outside, so that it makes sense to go on."""

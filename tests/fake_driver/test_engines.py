@@ -1,26 +1,30 @@
-"""`srm serve` on two GPUs: an engine on each, and one of them lost while both serve."""
+"""`srm serve` with an engine on each of several GPUs, whatever becomes of one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from srm.engine.config import ModelConfig
 from srm.engine.weights.random_model import write_random_model
-from tests.kit.fake_driver.driver import RUN_S, Call, FakeDriver, launches_of, read_log
+from tests.kit.fake_driver.driver import RUN_S, FakeDriver, launches_of, read_log
 from tests.kit.serving import Server, wait_until, write_text_model
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8_192)
-SLOTS = 256
-FLAGS = ("--device=gpu", "--engines=2", f"--num-slots={SLOTS}", "--stall-s=1000")
+FLAGS = ("--device=gpu", "--num-slots=256", "--stall-s=1000")
 SAMPLES = 64
-"""Of a request: enough for both engines."""
+"""Of a request: enough for eight engines."""
+
+Serve = Callable[..., AbstractContextManager[Server]]
 
 
 @pytest.fixture
 def where(tmp_path: Path) -> Path:
+    """A folder with a model, the driver's log, and a folder that says which cards are lost."""
     (tmp_path / "log").touch()
     (tmp_path / "lost").mkdir()
     write_text_model(tmp_path / "model", MODEL)
@@ -29,58 +33,102 @@ def where(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(
-    where: Path, fake: FakeDriver, graphs: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Server]:
-    settings = fake.environment(where / "log", devices=2, lost=where / "lost")
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    with Server(
-        where / "model", *FLAGS, f"--cache-dir={graphs}", engine_module="srm.engine", start_s=RUN_S
-    ) as started:
-        yield started
+def serve(where: Path, fake: FakeDriver, graphs: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """serve(8, ecc=1, …): a server with an engine on each of so many cards of the fake driver."""
+
+    @contextmanager
+    def started(count: int, **card: int) -> Iterator[Server]:
+        settings = fake.environment(where / "log", devices=count, lost=where / "lost", **card)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        own = (f"--engines={count}", f"--cache-dir={graphs}", f"--weights-dir={where}")
+        with Server(
+            where / "model", *FLAGS, *own, engine_module="srm.engine", start_s=RUN_S
+        ) as server:
+            yield server
+
+    return started
 
 
-def launches(log: Path) -> dict[int, list[Call]]:
-    """By device."""
-    entries: dict[int, list[Call]] = {0: [], 1: []}
+def processes_by_card(log: Path) -> dict[int, list[int]]:
+    """The processes that launched on each card, in the order of their first launch."""
+    entries: defaultdict[int, list[int]] = defaultdict(list)
     for launch in launches_of(read_log(log)):
-        entries[launch["device"]].append(launch)
+        if launch["process"] not in entries[launch["device"]]:
+            entries[launch["device"]].append(launch["process"])
+    owners = [process for own in entries.values() for process in own]
+    assert len(owners) == len({*owners}), "a process launches on its own card alone"
     return entries
 
 
-def ask(server: Server, seed: int) -> int:
-    """Ask for many samples; return how many tokens came."""
+def ask(server: Server, seed: int) -> None:
+    """Ask for many samples; each must come."""
     reply = server.post(n=SAMPLES, max_tokens=8, ignore_eos=True, seed=seed, prompt=[5, 6, 7])
     assert reply.status_code == 200, reply.text
-    usage: dict[str, int] = reply.json()["usage"]
-    return usage["completion_tokens"]
+    assert reply.json()["usage"]["completion_tokens"] == 8 * SAMPLES
 
 
-def test_a_lost_device_ends_its_engine_and_the_server_goes_on_with_the_other(
-    server: Server, where: Path
+def lose_and_find(server: Server, where: Path, number: int) -> None:
+    """Lose a card while its engine has work; then have it back, and wait until its engine steps."""
+    before = processes_by_card(where / "log")
+    lost = where / "lost" / f"lost-{number}"
+
+    def has_ended() -> bool:
+        ask(server, 2)
+        return any(f"engine {number} ended" in line for line in server.lines)
+
+    def is_back() -> bool:
+        ask(server, 3)
+        return len(processes_by_card(where / "log")[number]) > len(before[number])
+
+    lost.touch()
+    wait_until(has_ended, RUN_S)
+    lost.unlink()
+    wait_until(is_back, RUN_S)
+    others = {**processes_by_card(where / "log"), number: before[number]}
+    assert others == before, "no other engine was started again"
+
+
+def all_step(server: Server, log: Path, cards: list[int]) -> bool:
+    ask(server, 0)
+    return sorted(processes_by_card(log)) == cards
+
+
+def test_each_of_two_cards_is_lost_in_turn_and_found_again(serve: Serve, where: Path) -> None:
+    with serve(2) as server:
+        wait_until(lambda: all_step(server, where / "log", [0, 1]), RUN_S)
+        for number in range(2):
+            lose_and_find(server, where, number)
+        assert "CUDA_ERROR_LAUNCH_FAILED" in "".join(server.lines)
+
+
+@pytest.mark.slow
+def test_eight_cards_serve_with_one_refused_and_each_other_lost_in_turn(
+    serve: Serve, where: Path
 ) -> None:
-    def both_run() -> bool:
-        assert ask(server, 0) == 8 * SAMPLES
-        return all(launches(where / "log").values())
+    refused = 5
+    cards = [card for card in range(8) if card != refused]
+    with serve(8, ecc=1, ecc_card=refused) as server:
+        wait_until(lambda: all_step(server, where / "log", cards), RUN_S)
+        assert "7 of 8 engines" in server.get("/ready").text
+        assert "uncorrectable ECC error" in "".join(server.lines)
+        for number in cards:
+            lose_and_find(server, where, number)
 
-    def one_has_ended() -> bool:
-        assert ask(server, 2) == 8 * SAMPLES
-        return any("engine 1 ended" in line for line in server.lines)
 
-    wait_until(both_run, RUN_S)
-    by_device = launches(where / "log")
-    of_processes = {
-        device: {item["process"] for item in result} for device, result in by_device.items()
-    }
-    assert all(len(process) == 1 for process in of_processes.values())
-    assert of_processes[0].isdisjoint(of_processes[1])
+@pytest.mark.slow
+def test_weights_change_on_seven_cards_while_the_eighth_is_dead(serve: Serve, where: Path) -> None:
+    cards = [*range(7)]
+    with serve(8, ecc=1, ecc_card=7) as server:
+        wait_until(lambda: all_step(server, where / "log", cards), RUN_S)
 
-    (where / "lost" / "lost-1").touch()
-    assert ask(server, 1) == 8 * SAMPLES
-    wait_until(one_has_ended, RUN_S)
-    text = "".join(server.lines)
-    assert "CUDA_ERROR_LAUNCH_FAILED" in text
-    before = len(launches(where / "log")[0])
-    assert ask(server, 3) == 8 * SAMPLES
-    assert len(launches(where / "log")[0]) > before
+        def change() -> bool:
+            reply = server.http.post("/v1/admin/weights", json={"path": str(where / "model")})
+            assert reply.status_code in (200, 503), reply.text
+            assert reply.status_code == 200 or "engine 7" in reply.text
+            return reply.status_code == 200
+
+        wait_until(change, RUN_S)  # from the minute on in which engine 7 has been away
+        engines = server.get("/v1/admin/state").json()["engines"]
+        assert [engine.get("weights_version") for engine in engines[:7]] == [2] * 7
+        ask(server, 4)

@@ -81,7 +81,7 @@ def test_of_two_cards_the_second_is_opened_alone(fake: FakeDriver, tmp_path: Pat
     assert "free" in fake.run("open_gpu", 1, devices=2, log=tmp_path / "log")
     (retained,) = calls_of(read_log(tmp_path / "log"), "cuDevicePrimaryCtxRetain")
     assert retained["device"] == 1
-    assert "MAX finds the GPUs 0 … 1 here" in fake.run("open_gpu", 2, devices=2)["refused"]
+    assert "there are the GPUs 0 … 1 here" in fake.run("open_gpu", 2, devices=2)["refused"]
 
 
 def test_of_two_cards_that_are_visible_the_second_is_meant(
@@ -91,6 +91,28 @@ def test_of_two_cards_that_are_visible_the_second_is_meant(
     assert "free" in fake.run("open_gpu", 1, devices=4, log=tmp_path / "log")
     (retained,) = calls_of(read_log(tmp_path / "log"), "cuDevicePrimaryCtxRetain")
     assert retained["device"] == 2
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_each_card_is_opened_whichever_other_one_is_lost(
+    fake: FakeDriver, tmp_path: Path, lost: int
+) -> None:
+    """The first one was opened whatever the number, as MAX had the driver begin before."""
+    (tmp_path / f"lost-{lost}").touch()
+    for number in range(3):
+        log = tmp_path / f"log-{number}"
+        ran = fake.run("open_gpu", number, devices=3, lost=tmp_path, log=log)
+        retained = {line["device"] for line in calls_of(read_log(log), "cuDevicePrimaryCtxRetain")}
+        if number == lost:
+            assert "MAX finds no GPU here" in ran["refused"]
+        else:
+            assert ran["address"] == f"0000:{0x45 + number:02x}:00.0" and retained == {number}
+
+
+def test_errors_of_one_cards_memory_refuse_that_one_alone(fake: FakeDriver) -> None:
+    ran = [fake.run("open_gpu", number, devices=3, ecc=1, ecc_card=2) for number in range(3)]
+    assert [number for number, each in enumerate(ran) if "refused" in each] == [2]
+    assert "uncorrectable ECC error" in ran[2]["refused"]
 
 
 @pytest.mark.parametrize(("devices", "visible"), [(0, None), (1, "")])

@@ -390,6 +390,27 @@ async def test_weights_stay_while_an_engine_is_away(serve: Serve, endpoint: str,
     assert other.engine.weights_version == 1
 
 
+async def test_an_engine_that_is_away_for_long_holds_up_no_change(
+    serve: Serve, endpoint: str, new: str
+) -> None:
+    """A lost GPU kept a trainer from changing the weights of all others."""
+    own = {"weights_note_fd": os.memfd_create("note"), "pause_fd": os.memfd_create("pause")}
+    broken, other = serve(Breaks, **own), serve(number=1, **own)
+    async with connected_to_all(endpoint, away_s=0.2) as client:
+        await collect(client, request_of("a", **LENGTHY))
+        broken.join()
+        await until(lambda: client.streams.spread.is_away[0])
+        await client.control(Pause("pause", 1_000))
+        done = await client.load_weights(new, "continue", "policy-2")
+        assert done.detail["weights_version"] == other.engine.weights_version == 2
+        assert client.status is not None and client.status.paused
+        late = serve(**own)  # with the weights from before
+        assert await asyncio.to_thread(late.join) == StepFailed.exit_code
+        await until(lambda: client.streams.spread.is_away[0])  # as it hardly was there
+        await client.control(Resume("resume"))
+        assert len(await collect(client, request_of("b", n=64, max_tokens=3))) == 64
+
+
 async def test_an_engine_that_missed_a_change_starts_again(
     serve: Serve, endpoint: str, tmp_path: Path, new: str
 ) -> None:

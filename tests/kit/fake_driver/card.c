@@ -25,7 +25,8 @@ static const Card CARDS[] = {
 };
 
 const Card *fake_card = CARDS;
-int fake_devices = 1, fake_cuda_version = 13000;
+int fake_devices = 1, fake_cuda_version = 13000, fake_ecc_card = -1;
+double fake_step_ms;
 uint64_t fake_held_bytes = 600ull << 20, fake_throttle, fake_ecc_errors;
 
 /* One of FAKE_CUDA_FAIL: from which call on, of this name, what happens. */
@@ -92,6 +93,8 @@ __attribute__((constructor)) static void read_environment(void) {
     fake_held_bytes = number_of("FAKE_CUDA_HELD_MIB", 600) << 20;
     fake_throttle = number_of("FAKE_CUDA_THROTTLE", 0);
     fake_ecc_errors = number_of("FAKE_CUDA_ECC", 0);
+    fake_ecc_card = (int)number_of("FAKE_CUDA_ECC_CARD", -1);
+    fake_step_ms = number_of("FAKE_CUDA_STEP_US", 0) / 1e3;
     lost_folder = getenv("FAKE_CUDA_LOST");
     if (fails) {
         char copy[1024], *rest = copy;

@@ -7,13 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct {
     int device, ordinal;
 } Context;
 typedef struct {
     int number;
-    double recorded_ms;
+    double recorded_ms; /* when what was enqueued before it is done */
 } Event;
 typedef struct {
     int number, device;
@@ -24,6 +25,17 @@ static Context contexts[MOST_DEVICES];
 static _Thread_local Context *stack[32];
 static _Thread_local int depth;
 static int num_streams, num_events;
+static double busy_until_ms; /* the card that this process steps on */
+
+static double now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+}
+
+static void sleep_until(double ms) {
+    while (now_ms() < ms) usleep(1e3 * (ms - now_ms()) + 1);
+}
 
 int fake_current(void) { return depth ? stack[depth - 1]->device : -1; }
 
@@ -310,9 +322,10 @@ EXPORT int cuEventDestroy_v2(Event *event) { return cuEventDestroy(event); }
 
 EXPORT int cuEventRecord(Event *event, Stream *stream) {
     BEGIN();
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    event->recorded_ms = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+    if (busy_until_ms < now_ms()) busy_until_ms = now_ms();
+    if (fake_launched) busy_until_ms += fake_step_ms;
+    fake_launched = 0;
+    event->recorded_ms = busy_until_ms;
     LOG("\"event\": %d, \"stream\": %d", event->number, fake_stream(stream));
     return OK;
 }
@@ -321,6 +334,7 @@ EXPORT int cuEventSynchronize(Event *event) {
     BEGIN();
     if (fake_captured >= 0) return CAPTURE_UNSUPPORTED;
     LOG("\"event\": %d", event->number);
+    sleep_until(event->recorded_ms);
     return OK;
 }
 

@@ -41,6 +41,8 @@ enum {
 /* From the environment, read once. */
 extern const Card *fake_card;
 extern int fake_devices, fake_cuda_version;
+extern int fake_ecc_card; /* the one that has them; -1: all */
+extern double fake_step_ms;
 extern uint64_t fake_held_bytes, fake_throttle, fake_ecc_errors;
 
 /* Whether this GPU is lost by now. */
@@ -62,6 +64,9 @@ int fake_visible(int ordinal);
 
 /* Launches of the capture under way; -1: there is none. */
 extern int fake_captured;
+
+/* Whether anything was launched, and not only captured, since an event was recorded. */
+extern int fake_launched;
 
 /* The number of a stream, 0 of a context's default one. */
 int fake_stream(const void *stream);

@@ -260,6 +260,7 @@ EXPORT int cuLaunchKernelEx(const Configuration *how, Function *function, void *
             memcpy(cluster, how->attributes[i].value.cluster, sizeof cluster);
     int status = extra ? NOT_SUPPORTED : allowed(function, how, cluster);
     if (fake_captured >= 0) fake_captured++;
+    else fake_launched = 1;
     char text[8192];
     write_parameters(function, parameters, text, sizeof text);
     LOG("\"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"shared\": %u, "
@@ -322,7 +323,7 @@ NOT_HERE(cuTensorMapEncodeIm2col)
 typedef struct {
     int launches;
 } Graph;
-int fake_captured = -1;
+int fake_captured = -1, fake_launched;
 
 EXPORT int cuStreamBeginCapture(void *stream, int mode) {
     BEGIN();
@@ -353,6 +354,7 @@ EXPORT int cuGraphInstantiateWithParams(Graph **executable, const Graph *graph, 
 
 EXPORT int cuGraphLaunch(const Graph *executable, void *stream) {
     BEGIN();
+    fake_launched = 1;
     LOG("\"stream\": %d, \"launches\": %d", fake_stream(stream), executable->launches);
     return OK;
 }

@@ -103,7 +103,8 @@ EXPORT int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter,
                                        unsigned long long *count) {
     (void)counter;
     BEGIN_NVML(handle);
-    *count = kind == 1 ? fake_ecc_errors : 0; /* uncorrected */
+    int has_them = fake_ecc_card < 0 || fake_ecc_card == number_of(handle);
+    *count = kind == 1 && has_them ? fake_ecc_errors : 0; /* uncorrected */
     return OK;
 }
 

@@ -23,6 +23,7 @@ from max.engine import InferenceSession
 from research.bench.engine.decode import decode_rows, random_runner, random_tokens
 from research.bench.engine.models import StepsConfig
 from research.bench.frame import random_shape
+from srm.engine.device.gpu import pci_address
 from srm.engine.device.graph_cache import GraphCache
 from srm.engine.device.runner import ModelRunner, open_device
 from srm.engine.device.slot_copies import SlotCopies
@@ -56,7 +57,8 @@ def open_gpu(*numbers: str) -> dict[str, Any]:
         return {"refused": error.message}
     stats = {name: device.stats[f"{name}_memory"] for name in ("free", "total")}
     architecture = str(device.architecture_name)
-    return stats | {"name": str(device.model_name), "architecture": architecture}
+    name, address = str(device.model_name), pci_address()
+    return stats | {"name": name, "architecture": architecture, "address": address}
 
 
 def steps(folder: str) -> dict[str, Any]:

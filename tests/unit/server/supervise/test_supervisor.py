@@ -257,10 +257,23 @@ async def test_retries_for_ever_beside_a_substitute(child: MakeChild, tmp_path: 
     assert await failing_keeper == 3
 
 
+async def test_one_whose_device_is_refused_leaves_the_work_to_others(
+    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight GPUs one with errors of its memory ended the server at its start."""
+    ends = tmp_path / "ends"
+    refused = child(f"open({str(ends)!r}, 'a').write('+'); raise SystemExit(4)")
+    other = child("raise SystemExit(4)")  # not started yet
+    refused.substitutes, other.substitutes = [other], [refused]
+    keeper = asyncio.create_task(refused.keep_running())
+    await until(lambda: ends.exists() and ends.stat().st_size >= 3)
+    assert not keeper.done()
+    assert await other.keep_running() == 4, "none is left"
+    assert await keeper == 4
+
+
 def test_a_restarted_substitute_still_counts(child: MakeChild) -> None:
     substitute = child("")
-    assert not substitute.may_serve
-    substitute.has_served = True
     assert substitute.may_serve
     substitute.is_hopeless = True
     assert not substitute.may_serve
