@@ -8,6 +8,8 @@ import sys
 import msgspec
 
 from srm import logs
+from srm.cores import stay_near
+from srm.engine.device.gpu import pci_address
 from srm.engine.device.libc import keep_freed_memory, wait_busily_for_less
 from srm.engine.device.runner import make_runner
 from srm.engine.process.engine import Engine
@@ -35,6 +37,8 @@ def main(argv: list[str]) -> int:
         own = msgspec.structs.replace(config, model=started_folder(config))
         weights = with_ends_of(own.model, weights)
         runner = make_runner(weights, config)
+        if config.device == "gpu" and (address := pci_address()):
+            stay_near(address)
         collect_rarely()
         named = note.fingerprint, note.weights_version, note.label
         engine = Engine(weights.config, runner, own, *named)
