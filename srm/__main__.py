@@ -83,6 +83,7 @@ BENCHMARKS = {
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",
     "against": "research.bench.server.against",
+    "cards": "research.bench.server.cards",
     "table": "research.bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
