@@ -119,9 +119,7 @@ def test_each_of_two_cards_is_lost_in_turn_and_found_again(serve: Serve, where: 
 
 
 @pytest.mark.slow
-def test_eight_cards_serve_with_one_refused_and_each_other_lost_in_turn(
-    serve: Serve, where: Path
-) -> None:
+def test_seven_of_eight_cards_serve_and_each_is_lost_in_turn(serve: Serve, where: Path) -> None:
     refused = 5
     cards = [card for card in range(8) if card != refused]
     launches = Launches(where / "log")

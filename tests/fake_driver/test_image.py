@@ -83,6 +83,7 @@ def container(
     where: Path, fake: FakeDriver | None, graphs: Path, **variables: str
 ) -> Iterator[Container]:
     """`srm serve` in the image; without a fake driver it has no libraries of a GPU."""
+    graphs.chmod(0o755)
     (root := where / "root").mkdir()
     added = where / "added" / "lib" / "x86_64-linux-gnu"
     added.mkdir(parents=True)

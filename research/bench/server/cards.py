@@ -144,6 +144,7 @@ async def _case(config: CardsBenchConfig, server: Serving, count: int, n: int) -
 
 def _sample(server: Serving) -> _Sample:
     text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    now = time.monotonic()
     steps, tokens = (
         {
             label or "0": float(value)
@@ -159,7 +160,7 @@ def _sample(server: Serving) -> _Sample:
         for name in cpu_s:
             if f" -m {name} " in command:
                 cpu_s[name] += table[pid].cpu_s
-    return _Sample(time.monotonic(), steps, tokens, cpu_s)
+    return _Sample(now, steps, tokens, cpu_s)
 
 
 def markdown(record: Record) -> list[str]:

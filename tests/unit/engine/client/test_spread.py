@@ -74,7 +74,7 @@ def test_sequences_of_this_process_are_not_counted_twice() -> None:
     assert engine_of(spread, request_of("a")) == 0
 
 
-def test_processes_begin_with_different_engines_where_all_are_idle() -> None:
+def test_each_process_begins_with_another_of_idle_engines() -> None:
     """A few long streams of each of many processes would else be the first engines' alone."""
     firsts = []
     for first in range(4):
@@ -136,7 +136,7 @@ def loads_by_step(processes: int, engines: int, rows: int, num_steps: int, lost:
     return np.array(loads)
 
 
-def test_processes_that_hear_old_statuses_do_not_fill_one_gap_twice() -> None:
+def test_processes_do_not_all_fill_the_gap_of_an_old_status() -> None:
     """Where each of 24 filled the gap that it had heard of, an engine had 1.6 times the mean."""
     lost, back = 500, 500 + 2 * STATUS_STEPS
     loads = loads_by_step(processes=24, engines=4, rows=64, num_steps=1_250, lost=lost)
