@@ -56,7 +56,8 @@ def write_sysfs(folder: Path, online: str, node: str, cores_of_node: str) -> Non
     """What the kernel says of a machine's nodes, and of a GPU at one of them."""
     device = folder / "bus" / "pci" / "devices" / GPU.lower()
     nodes = folder / "devices" / "system" / "node"
-    device.mkdir(parents=True), nodes.mkdir(parents=True)
+    device.mkdir(parents=True)
+    nodes.mkdir(parents=True)
     (nodes / "online").write_text(f"{online}\n")
     (device / "numa_node").write_text(f"{node}\n")
     (device / "local_cpulist").write_text(f"{cores_of_node}\n")
