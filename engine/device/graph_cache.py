@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from max.driver import Device
@@ -39,7 +39,7 @@ from srm.engine.config import ModelConfig
 from srm.engine.device import kernels, linear, model, processor, products
 from srm.engine.device.linear import KERNELS
 from srm.engine.device.model import build_slot_graphs, build_step_graph, graph_shape
-from srm.engine.device.products import Product
+from srm.engine.device.products import NO_VARIANTS, Product, Variants
 from srm.engine.messages import MAX_LOGPROBS
 from srm.errors import UNDECODABLE, ConfigError
 from srm.files import open_file, read_file
@@ -84,16 +84,15 @@ class GraphCache(NamedTuple):
         dtype: DType,
         product: Product | None = None,
         max_logprobs: int = MAX_LOGPROBS,
+        variants: Variants = NO_VARIANTS,
     ) -> CompiledModel:
         """Return this model shape's step graph."""
 
         def build() -> Built:
-            graph = build_step_graph(
-                config, dtype, self.device, product=product, max_logprobs=max_logprobs
-            )
-            return graph, []
+            how: dict[str, Any] = {"product": product, "max_logprobs": max_logprobs}
+            return build_step_graph(config, dtype, self.device, **how, variants=variants), []
 
-        return self.load("step", graph_shape(config, dtype, product, max_logprobs), build)
+        return self.load("step", graph_shape(config, dtype, product, max_logprobs, variants), build)
 
     def slots(self) -> CompiledModel:
         """Return the graphs of `build_slot_graphs`."""

@@ -50,8 +50,10 @@ from srm.engine.device.linear import (
 )
 from srm.engine.device.products import (
     FLOAT8,
+    NO_VARIANTS,
     Product,
     ResidualStream,
+    Variants,
     folds_norms,
     head_with_slices,
     multiply_float8,
@@ -101,6 +103,7 @@ def graph_shape(
     dtype: DType,
     product: Product | None = None,
     max_logprobs: int = MAX_LOGPROBS,
+    variants: Variants = NO_VARIANTS,
 ) -> tuple[object, ...]:
     """Return all but the device that a graph depends on; models that agree in it share one. On a
     GPU `product` is its matrix product, on a CPU there is none to choose."""
@@ -117,6 +120,7 @@ def graph_shape(
         dtype.name,
         *([product] if product else []),
         *([max_logprobs] if max_logprobs != MAX_LOGPROBS else []),
+        *sorted(variants),
     )
 
 
@@ -128,9 +132,11 @@ def build_step_graph(
     module: Module | None = None,
     product: Product | None = None,
     max_logprobs: int = MAX_LOGPROBS,
+    variants: Variants = NO_VARIANTS,
 ) -> Graph:
     """The step of a model of this shape, with weights and activations of this dtype, and on a GPU
     this product, `choose_product`'s. In FLOAT8 they are those of channel mixers, others bfloat16.
+    `variants` are those of `choose_variants`.
 
     Inputs, in order: states f32[slots, W], last_token i32[slots] and sampling i32[slots, 9], all
     changed in place; tables u16[N]; BATCH_INPUTS and EDIT_INPUTS. Outputs: token_ids
@@ -156,7 +162,7 @@ def build_step_graph(
         slots, positions, new, prefill, token_ids, targets, *scored = given[: len(BATCH_INPUTS)]
         rows = expand(sampling, slots, positions, new, prefill, token_ids)
         batch = _Rows(states, last_token, *rows)
-        weights = _Weights(config, dtype, on, product, scope)
+        weights = _Weights(config, dtype, on, product, scope, variants=variants)
         head = slots.shape[0] + targets.shape[0] - 1
         stream, slices = _blocks(weights, batch), None
         if product == "own":
@@ -279,6 +285,7 @@ class _Weights:
     prefix: str = ""
     index: int = 0
     """The number of the layer, from 0."""
+    variants: Variants = NO_VARIANTS
 
     def layer(self, index: int) -> _Weights:
         return replace(self, prefix=f"{self.prefix}layers.{index}.", index=index)

@@ -28,7 +28,7 @@ from srm.engine.device.graph_cache import GraphCache, cache_path
 from srm.engine.device.linear import graph_dtype
 from srm.engine.device.model import graph_shape
 from srm.engine.device.processor import level
-from srm.engine.device.products import choose_product
+from srm.engine.device.products import choose_product, choose_variants
 from srm.engine.device.telemetry import turn_off_telemetry
 from srm.engine.messages import MAX_LOGPROBS
 from srm.engine.weights.checkpoint import read_model
@@ -66,6 +66,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Dtype of weights and activations; auto: float32 on a processor, bfloat16 on a GPU."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU, same as the engine's setting of this name."""
+    variants: tuple[str, ...] = ()
+    """Kernels that benchmarks compare with today's."""
     gpu_arch: str = "sm_90a"
     """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
     host_cpu: str = ""
@@ -119,8 +121,9 @@ def precompile(config: PrecompileConfig) -> Path:
     if config.device == "gpu":
         cache.slots()
     most = shape.vocab_size if config.max_logprobs == -1 else config.max_logprobs
-    cache.step(shape, dtype, product, most)
-    kind = graph_shape(shape, dtype, product, most)
+    variants = choose_variants(config.variants, product)
+    cache.step(shape, dtype, product, most, variants)
+    kind = graph_shape(shape, dtype, product, most, variants)
     return cache_path("step", kind, device, config.output)
 
 

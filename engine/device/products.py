@@ -9,6 +9,7 @@ that a token does not depend on how many others are computed beside it. Both tak
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from max.driver import Device
@@ -19,6 +20,11 @@ from srm.engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
 from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
+Variants = frozenset[str]
+VARIANTS: tuple[str, ...] = ()
+"""Names of kernels that a graph has instead of today's. None is a default before a GPU's record
+shows that it is right and at least as fast."""
+NO_VARIANTS: Variants = frozenset()
 MULTIPLES = (256, 256)
 """Numbers of which in_features and out_features must be multiples for "own"."""
 OPS = {"own": "srm_linear_sm90", "plain": "srm_linear_plain"}
@@ -78,6 +84,18 @@ def _obstacle(model: ModelConfig, dtype: DType, device: Device) -> str:
         return f"it multiplies bfloat16, dtype is {dtype.name}"
     depth, columns = FLOAT8_MULTIPLES if dtype == FLOAT8 else MULTIPLES
     return model.misfit(depth, columns)
+
+
+def choose_variants(names: Iterable[str], product: Product | None) -> Variants:
+    """Return the variants of a graph. Raises ConfigError for an unknown name, and for any name
+    where the product is not "own"."""
+    variants = frozenset(names)
+    if unknown := sorted(variants.difference(VARIANTS)):
+        known = ", ".join(VARIANTS) or "none"
+        raise ConfigError(f"variants = {', '.join(unknown)}: known are {known}")
+    if variants and product != "own":
+        raise ConfigError(f"variants = {', '.join(sorted(variants))}: they need product = own")
+    return variants
 
 
 def folds_norms(product: Product | None, model: ModelConfig, dtype: DType) -> bool:

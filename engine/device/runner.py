@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,7 +32,13 @@ from srm.engine.device.libc import keep_freed_memory, let_timers_be_late
 from srm.engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
 from srm.engine.device.model import MATRICES, NORMED, SCALARS
 from srm.engine.device.processor import compile_for_level, warn_of_emulation
-from srm.engine.device.products import FLOAT8, Product, choose_product, folds_norms
+from srm.engine.device.products import (
+    FLOAT8,
+    Product,
+    choose_product,
+    choose_variants,
+    folds_norms,
+)
 from srm.engine.device.slot_copies import SlotCopies
 from srm.engine.device.state_pool import StatePool, free_memory
 from srm.engine.device.telemetry import turn_off_telemetry
@@ -84,9 +91,11 @@ class LaunchedGpuStep:
 
 
 class ModelRunner:
-    """The `Runner` that serves: MAX on a CPU or a GPU."""
+    """The `Runner` that serves: MAX on a CPU or a GPU. Benchmarks name `variants` of kernels."""
 
-    def __init__(self, weights: Weights, config: EngineConfig) -> None:
+    def __init__(
+        self, weights: Weights, config: EngineConfig, variants: Iterable[str] = ()
+    ) -> None:
         keep_freed_memory()
         max_logprobs = config.logprobs_limit(weights.config)
         self.device = open_device(config.device, *config.devices)
@@ -98,10 +107,12 @@ class ModelRunner:
         folder = config.cache_dir.expanduser()
         product = choose_product(config.product, weights.config, self.dtype, self.device)
         self._product = product
-        self.arithmetic = " ".join(filter(None, (config.device, config.compute_dtype, product)))
+        chosen = choose_variants(variants, product)
+        how = (config.device, config.compute_dtype, product, *sorted(chosen))
+        self.arithmetic = " ".join(filter(None, how))
         self._session = InferenceSession(devices=[self.device])
         cache = GraphCache(self._session, self.device, folder, shipped)
-        self._compiled = cache.step(weights.config, self.dtype, product, max_logprobs)
+        self._compiled = cache.step(weights.config, self.dtype, product, max_logprobs, chosen)
         copies = None
         if not self.device.is_host:
             width = weights.config.state_width

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 DRAWN = {"engine", "kernels", "prefill", "host", "peers"}
 """Kinds of records that have a picture."""
 MAY_BE_0 = {"threads", "n", "hostile", "constrained"}
-MAY_BE_EMPTY = {"random_widths", "streams", "peers", "counted_rows"}
+MAY_BE_EMPTY = {"random_widths", "streams", "peers", "counted_rows", "variants"}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -111,7 +111,8 @@ def random_runner(
 ) -> ModelRunner:
     """Bind random weights of this shape; with as many slots as a step of `rows` needs, or more."""
     weights = fold(model, random_tensors(model), "random")
-    return ModelRunner(weights, settings_for(config, dtype, max(rows, slots), rows))
+    settings = settings_for(config, dtype, max(rows, slots), rows)
+    return ModelRunner(weights, settings, config.variants)
 
 
 def measure_decode(

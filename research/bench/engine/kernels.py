@@ -23,7 +23,7 @@ from research.bench.peaks.rates import limit, peak_line, peak_tables, runs_of
 from research.bench.peaks.timing import seconds_per_call
 from srm.engine.config import Dtype, ModelConfig
 from srm.engine.device.linear import graph_dtype
-from srm.engine.device.products import choose_product
+from srm.engine.device.products import choose_product, choose_variants
 from srm.engine.device.runner import open_device
 
 NAMES = {
@@ -65,7 +65,8 @@ def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig)
     device = open_device(config.device)
     stored = graph_dtype(dtype)
     product = choose_product(config.product, model, stored, device)
-    variant = Variant(model, stored, product, bound=not device.is_host)
+    variants = choose_variants(config.variants, product)
+    variant = Variant(model, stored, product, not device.is_host, variants)
     ops = Ops(variant, device, config.cache_dir.expanduser())
 
     def timed(name: str, rows: int) -> dict[str, Any]:

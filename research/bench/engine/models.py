@@ -35,6 +35,8 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Dtypes of matrices and activations; each is measured. A GPU has bfloat16 and float8."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU, same as the engine's setting of this name."""
+    variants: tuple[str, ...] = ()
+    """Kernels of a GPU that are measured instead of today's."""
     repetitions: int = 5
     """Measurements of each figure; the median is reported, the record has all."""
     seconds: float = 1.0

@@ -46,9 +46,11 @@ from srm.engine.device.linear import (
 from srm.engine.device.model import NORMED, graph_shape
 from srm.engine.device.products import (
     FLOAT8,
+    NO_VARIANTS,
     SLICE,
     Product,
     ResidualStream,
+    Variants,
     folds_norms,
     head_with_slices,
     multiply_into_stream,
@@ -73,6 +75,7 @@ class Variant(NamedTuple):
     """The product of a GPU."""
     bound: bool
     """Whether weights are bound, as on every GPU."""
+    variants: Variants = NO_VARIANTS
 
 
 class Ops:
@@ -150,8 +153,8 @@ def _array(buffer: Buffer) -> Array:
 
 def load_ops(cache: GraphCache, ops: dict[str, Op], variant: Variant) -> CompiledModel:
     """Return the graphs of `build_ops`, from the cache if they are there."""
-    model, dtype, by, bound = variant
-    shape = ("bound", *graph_shape(model, dtype, by)) if bound else ()
+    model, dtype, by, bound, variants = variant
+    shape = ("bound", *graph_shape(model, dtype, by, variants=variants)) if bound else ()
     key = (dtype.name, tuple(ops), *shape)
     return cache.load("kernels", key, lambda: _build(ops))
 
@@ -263,7 +266,7 @@ class _Maker:
     """Makes the ops of a model; dimensions that are not bound are known by name."""
 
     def __init__(self, variant: Variant, on: DeviceRef) -> None:
-        model, dtype, by, bound = variant
+        model, dtype, by, bound, self._variants = variant
         assert bound or not on.is_gpu()
         self._model, self._on, self._by, self._bound = model, on, by, bound
         self.folds = folds_norms(by, model, dtype)

@@ -93,7 +93,8 @@ def _measure_model(path: Path, config: PrefillBenchConfig) -> dict[str, Any]:
 
 def _measure_engine(weights: Weights, dtype: Dtype, config: PrefillBenchConfig) -> dict[str, Any]:
     model = weights.config
-    runner = ModelRunner(weights, settings_for(config, dtype, config.step_tokens))
+    settings = settings_for(config, dtype, config.step_tokens)
+    runner = ModelRunner(weights, settings, config.variants)
     lengths = sorted({min(length, model.n_ctx) for length in config.prompt_lengths})
     sizes = [  # one prompt, and as many as fill a step
         (length, prompts)

@@ -91,7 +91,8 @@ def _measure_engine(
 ) -> dict[str, Any]:
     model, most = weights.config, max(config.batch_sizes)
     startup = measure_startup(path, dtype, config, cold=config.cold_start)
-    runner = ModelRunner(weights, settings_for(config, dtype, most, min(most, config.turn_rows)))
+    settings = settings_for(config, dtype, most, min(most, config.turn_rows))
+    runner = ModelRunner(weights, settings, config.variants)
 
     def measure(runner: ModelRunner, size: int) -> dict[str, Any]:
         turn_rows, top_p = config.turn_rows, config.top_p
@@ -103,7 +104,8 @@ def _measure_engine(
     if config.fill_memory:
         del runner
         gc.collect()  # the pool's memory is needed for the larger one
-        runner = ModelRunner(weights, settings_for(config, dtype, 0, config.turn_rows))
+        settings = settings_for(config, dtype, 0, config.turn_rows)
+        runner = ModelRunner(weights, settings, config.variants)
         batches.append(measure(runner, runner.num_slots))
         runner.close()
     return {"by": "srm", "dtype": dtype, "startup": startup, "batches": batches, "sampler": sampler}

@@ -17,7 +17,7 @@ from srm.engine.config import AUTO_DTYPES
 from srm.engine.device.graph_cache import GraphCache
 from srm.engine.device.linear import graph_dtype
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
-from srm.engine.device.products import choose_product
+from srm.engine.device.products import choose_product, choose_variants
 from srm.settings import load
 
 
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     model, device = config.shape(), open_target(config)
     dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     by = choose_product(config.product, model, dtype, device)
-    variant = Variant(model, dtype, by, bound=True)
+    variant = Variant(model, dtype, by, True, choose_variants(config.variants, by))
     ops = build_ops(variant, DeviceRef.from_device(device))
     cache = GraphCache(InferenceSession(devices=[device]), device, config.output)
     load_ops(cache, ops, variant)

@@ -72,6 +72,7 @@ def _count(config: ProfileConfig, width: int, rows: int, launches: int) -> None:
 def _run_steps(config: ProfileConfig, width: int, rows: int, *options: str) -> None:
     flags: Record = {"random-widths": width, "rows": rows, "dtypes": config.dtypes[0]}
     flags |= {"repetitions": 3, "cache-dir": config.cache_dir, "product": config.product}
+    flags |= {"variants": ",".join(config.variants)}
     profiler = ["ncu", "--clock-control", "none", "--target-processes", "all", *options]
     steps = [sys.executable, "-m", "research.bench.gpu.one_step"]
     given = [f"--{name}={value}" for name, value in flags.items()]

@@ -13,7 +13,7 @@ from max.dtype import DType
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
 from srm.engine.device.model import MATRICES, graph_shape
-from srm.engine.device.products import FLOAT8, choose_product, folds_norms
+from srm.engine.device.products import FLOAT8, choose_product, choose_variants, folds_norms
 from srm.engine.device.runner import host_weights
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold, named_tensors
@@ -91,6 +91,19 @@ def test_a_cpu_has_none_to_choose() -> None:
 
 def test_graphs_of_two_products_are_two() -> None:
     shapes = {graph_shape(WIDE, BF16, product) for product in (None, "own", "plain")}
+    assert len(shapes) == 3
+
+
+def test_unknown_variants_are_refused() -> None:
+    with pytest.raises(ConfigError, match="variants = tan, wide: known are "):
+        choose_variants(["wide", "tan"], "own")
+    assert choose_variants([], None) == choose_variants([], "own") == frozenset()
+
+
+def test_graphs_of_variants_differ() -> None:
+    shapes = {
+        graph_shape(WIDE, BF16, "own", variants=frozenset(names)) for names in ("", "a", "ab")
+    }
     assert len(shapes) == 3
 
 
