@@ -167,7 +167,7 @@ def build_step_graph(
         stream, slices = _blocks(weights, batch), None
         if product == "own":
             matrix = weights.matrix("head", config.d_model, config.vocab_size)
-            logits, slices = head_with_slices(stream, matrix, head, sampling, slots)
+            logits, slices = head_with_slices(stream, matrix, head, sampling, slots, variants)
         else:
             logits = _head(weights, stream, rows=head)
         edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
@@ -324,7 +324,8 @@ class _Weights:
         if stream.moments is None:
             return self.project(name, self.norm(NORMED[name], stream.values), columns, silu=silu)
         matrix = self.matrix(f"{name}_weight", self.config.d_model, columns)
-        return multiply_normed(stream, matrix, self.scalars(f"{name}_columns", columns, 2), silu)
+        sums = self.scalars(f"{name}_columns", columns, 2)
+        return multiply_normed(stream, matrix, sums, silu, self.variants)
 
     def project_into(self, name: str, x: TensorValue, stream: ResidualStream) -> ResidualStream:
         """The product that is added to the stream."""
@@ -332,7 +333,8 @@ class _Weights:
         if stream.moments is None:
             return ResidualStream(self.project(name, x, width, residual=stream.values))
         matrix = self.matrix(f"{name}_weight", int(x.shape[1]), width)
-        return multiply_into_stream(x, matrix, self.table(f"{name}_bias", width), stream)
+        bias = self.table(f"{name}_bias", width)
+        return multiply_into_stream(x, matrix, bias, stream, self.variants)
 
     def float8(self, name: str, columns: int, depth: int) -> tuple[TensorValue, TensorValue]:
         """The weights [columns, depth] of a product in FLOAT8, and its scales and biases."""
@@ -348,8 +350,8 @@ def _mix_channels(layer: _Weights, stream: ResidualStream) -> ResidualStream:
         width, x = layer.config.d_model, stream.values
         up, down = layer.float8("up", 4 * width, width), layer.float8("down", width, 4 * width)
         divisors = layer.scalars("up_divisors", 4 * width)
-        inner = multiply_float8(layer_norm_float8(x), *up, divisors)
-        return multiply_float8_into_stream(inner, *down, x)
+        inner = multiply_float8(layer_norm_float8(x), *up, divisors, layer.variants)
+        return multiply_float8_into_stream(inner, *down, x, layer.variants)
     inner = layer.project_normed("up", stream, 4 * layer.config.d_model, silu=True)
     return layer.project_into("down", inner, stream)
 

@@ -121,7 +121,7 @@ def precompile(config: PrecompileConfig) -> Path:
     if config.device == "gpu":
         cache.slots()
     most = shape.vocab_size if config.max_logprobs == -1 else config.max_logprobs
-    variants = choose_variants(config.variants, product)
+    variants = choose_variants(config.variants, product, shape, dtype)
     cache.step(shape, dtype, product, most, variants)
     kind = graph_shape(shape, dtype, product, most, variants)
     return cache_path("step", kind, device, config.output)

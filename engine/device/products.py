@@ -21,7 +21,7 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 Variants = frozenset[str]
-VARIANTS: tuple[str, ...] = ()
+VARIANTS = ("tanh",)
 """Names of kernels that a graph has instead of today's. None is a default before a GPU's record
 shows that it is right and at least as fast."""
 NO_VARIANTS: Variants = frozenset()
@@ -86,15 +86,19 @@ def _obstacle(model: ModelConfig, dtype: DType, device: Device) -> str:
     return model.misfit(depth, columns)
 
 
-def choose_variants(names: Iterable[str], product: Product | None) -> Variants:
+def choose_variants(
+    names: Iterable[str], product: Product | None, model: ModelConfig, dtype: DType
+) -> Variants:
     """Return the variants of a graph. Raises ConfigError for an unknown name, and for any name
-    where the product is not "own"."""
+    where norms are not folded: other products have no variants."""
     variants = frozenset(names)
     if unknown := sorted(variants.difference(VARIANTS)):
         known = ", ".join(VARIANTS) or "none"
         raise ConfigError(f"variants = {', '.join(unknown)}: known are {known}")
-    if variants and product != "own":
-        raise ConfigError(f"variants = {', '.join(sorted(variants))}: they need product = own")
+    if variants and not folds_norms(product, model, dtype):
+        raise ConfigError(
+            f"variants = {', '.join(sorted(variants))}: they need product = own and projections"
+        )
     return variants
 
 
@@ -133,48 +137,67 @@ def multiply(
 
 
 def multiply_normed(
-    x: ResidualStream, weight: TensorValue, columns: TensorValue, silu: bool
+    x: ResidualStream,
+    weight: TensorValue,
+    columns: TensorValue,
+    silu: bool,
+    variants: Variants = NO_VARIANTS,
 ) -> TensorValue:
     """act(norm(x) @ weight^T + columns[:, 1]), the "own" product. The norm has neither gain nor
     shift: they are in weight and columns f32[N, 2], whose first are the sums of each weight[n]."""
     assert x.moments is not None
-    wide, depth = map(int, weight.shape)
     inputs = [x.values, weight, columns, x.moments]
-    types = [TensorType(x.values.dtype, [x.values.shape[0], wide], x.values.device)]
-    how: dict[str, int | str | bool] = {"N": wide, "K": depth, "silu": silu}
+    types = [TensorType(x.values.dtype, [x.values.shape[0], weight.shape[0]], x.values.device)]
+    how = _parameters(weight, variants) | {"silu": silu}
     return ops.custom("srm_normed_sm90", x.values.device, inputs, types, how)[0].tensor
 
 
 def multiply_into_stream(
-    x: TensorValue, weight: TensorValue, bias: TensorValue, stream: ResidualStream
+    x: TensorValue,
+    weight: TensorValue,
+    bias: TensorValue,
+    stream: ResidualStream,
+    variants: Variants = NO_VARIANTS,
 ) -> ResidualStream:
     """x @ weight^T + bias + stream, the "own" product, with its moments."""
-    wide, depth = map(int, weight.shape)
     inputs, types = [x, weight, bias, stream.values], stream_types(stream.values.type)
-    product = ops.custom("srm_stream_sm90", x.device, inputs, types, {"N": wide, "K": depth})
+    how = _parameters(weight, variants)
+    product = ops.custom("srm_stream_sm90", x.device, inputs, types, how)
     return ResidualStream(*(operand.tensor for operand in product))
 
 
 def multiply_float8(
-    x: TensorValue, weight: TensorValue, columns: TensorValue, divisors: TensorValue
+    x: TensorValue,
+    weight: TensorValue,
+    columns: TensorValue,
+    divisors: TensorValue,
+    variants: Variants = NO_VARIANTS,
 ) -> TensorValue:
     """SiLU(columns[:, 1] + columns[:, 0] * x @ weight^T) / divisors, in FLOAT8 as its factors are,
     with its columns in an order of their own."""
-    wide, depth = map(int, weight.shape)
-    types = [TensorType(FLOAT8, [x.shape[0], wide], x.device)]
-    inputs, how = [x, weight, columns, divisors], {"N": wide, "K": depth}
+    types = [TensorType(FLOAT8, [x.shape[0], weight.shape[0]], x.device)]
+    inputs, how = [x, weight, columns, divisors], _parameters(weight, variants)
     return ops.custom("srm_up_e4m3", x.device, inputs, types, how)[0].tensor
 
 
 def multiply_float8_into_stream(
-    x: TensorValue, weight: TensorValue, columns: TensorValue, residual: TensorValue
+    x: TensorValue,
+    weight: TensorValue,
+    columns: TensorValue,
+    residual: TensorValue,
+    variants: Variants = NO_VARIANTS,
 ) -> ResidualStream:
     """columns[:, 1] + columns[:, 0] * x @ weight^T + residual, with its moments. x and weight are
     FLOAT8, their columns in that order."""
-    wide, depth = map(int, weight.shape)
     inputs, types = [x, weight, columns, residual], stream_types(residual.type)
-    product = ops.custom("srm_down_e4m3", x.device, inputs, types, {"N": wide, "K": depth})
+    how = _parameters(weight, variants)
+    product = ops.custom("srm_down_e4m3", x.device, inputs, types, how)
     return ResidualStream(*(operand.tensor for operand in product))
+
+
+def _parameters(weight: TensorValue, variants: Variants) -> dict[str, int | str | bool]:
+    columns, depth = map(int, weight.shape)
+    return {"N": columns, "K": depth, "variants": ",".join(sorted(variants))}
 
 
 def stream_types(values: TensorType) -> list[TensorType]:
@@ -190,6 +213,7 @@ def head_with_slices(
     rows: DimLike,
     sampling: BufferValue,
     slots: TensorValue,
+    variants: Variants = NO_VARIANTS,
 ) -> tuple[TensorValue, TensorValue]:
     """The "own" product without bias, and the softmax of its slices.
 
@@ -199,20 +223,21 @@ def head_with_slices(
         rows: M, where only the first M <= T rows are wanted.
         sampling: i32[S, 6], read: how each slot samples.
         slots: i32[D], of the first rows; the others, if any, count as at temperature 1.
+        variants: of the graph.
 
     Returns:
         bfloat16[M, N], and float32[M, N / SLICE, 2]: of each slice of a row the largest value, and
         the sum of exp((value - largest) / temperature).
     """
-    columns, depth = map(int, weight.shape)
+    columns = weight.shape[0]
     y, slices = ops.inplace_custom(
         "srm_head_sm90",
         x.device,
         [sampling, x, weight, slots],
         [
             TensorType(x.dtype, [rows, columns], x.device),
-            TensorType(DType.float32, [rows, columns // SLICE, 2], x.device),
+            TensorType(DType.float32, [rows, int(columns) // SLICE, 2], x.device),
         ],
-        {"N": columns, "K": depth},
+        _parameters(weight, variants),
     )
     return y.tensor, slices.tensor

@@ -107,7 +107,7 @@ class ModelRunner:
         folder = config.cache_dir.expanduser()
         product = choose_product(config.product, weights.config, self.dtype, self.device)
         self._product = product
-        chosen = choose_variants(variants, product)
+        chosen = choose_variants(variants, product, weights.config, self.dtype)
         how = (config.device, config.compute_dtype, product, *sorted(chosen))
         self.arithmetic = " ".join(filter(None, how))
         self._session = InferenceSession(devices=[self.device])

@@ -244,13 +244,7 @@ struct _LinearSM90:
     ) raises:
         comptime assert target == "gpu", "srm_linear_sm90 is for sm_90 alone"
         comptime parts = Parts(
-            has_bias,
-            silu,
-            has_residual,
-            slices=False,
-            norm=False,
-            moments=False,
-            factors=BF16,
+            bias=has_bias, silu=silu, residual=has_residual
         )
         var to = Tensors(anywhere(output))
         to.bias, to.residual = anywhere(bias), anywhere(residual)
@@ -263,7 +257,11 @@ struct _NormedSM90:
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int, silu: Bool
+        target: StaticString,
+        N: Int,
+        K: Int,
+        silu: Bool,
+        variants: StaticString,
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         x: InputTensor[dtype=BF16, rank=2, ...],
@@ -273,15 +271,7 @@ struct _NormedSM90:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_normed_sm90 is for sm_90 alone"
-        comptime parts = Parts(
-            False,
-            silu,
-            False,
-            slices=False,
-            norm=True,
-            moments=False,
-            factors=BF16,
-        )
+        comptime parts = Parts(norm=True, silu=silu, variants=variants)
         var to = Tensors(anywhere(output))
         to.columns, to.moments = anywhere(columns), anywhere(moments)
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
@@ -293,7 +283,7 @@ struct _StreamSM90:
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int
+        target: StaticString, N: Int, K: Int, variants: StaticString
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         moments: OutputTensor[dtype=F32, rank=3, ...],
@@ -305,13 +295,7 @@ struct _StreamSM90:
     ) raises:
         comptime assert target == "gpu", "srm_stream_sm90 is for sm_90 alone"
         comptime parts = Parts(
-            True,
-            False,
-            True,
-            slices=False,
-            norm=False,
-            moments=True,
-            factors=BF16,
+            bias=True, residual=True, moments=True, variants=variants
         )
         var to = Tensors(anywhere(output))
         to.bias, to.residual = anywhere(bias), anywhere(residual)
@@ -325,7 +309,7 @@ struct _HeadSM90:
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int
+        target: StaticString, N: Int, K: Int, variants: StaticString
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         slices: OutputTensor[dtype=F32, rank=3, ...],
@@ -336,15 +320,7 @@ struct _HeadSM90:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_head_sm90 is for sm_90 alone"
-        comptime parts = Parts(
-            False,
-            False,
-            False,
-            slices=True,
-            norm=False,
-            moments=False,
-            factors=BF16,
-        )
+        comptime parts = Parts(slices=True, variants=variants)
         var to = Tensors(anywhere(output))
         to.slices, to.slots = anywhere(slices), anywhere(slots)
         to.sampling = untracked(sampling.unsafe_ptr())
@@ -358,7 +334,7 @@ struct _UpE4M3:
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int
+        target: StaticString, N: Int, K: Int, variants: StaticString
     ](
         output: OutputTensor[dtype=E4M3, rank=2, ...],
         x: InputTensor[dtype=E4M3, rank=2, ...],
@@ -368,15 +344,7 @@ struct _UpE4M3:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_up_e4m3 is for sm_90 alone"
-        comptime parts = Parts(
-            False,
-            silu=True,
-            residual=False,
-            slices=False,
-            norm=False,
-            moments=False,
-            factors=E4M3,
-        )
+        comptime parts = Parts(silu=True, factors=E4M3, variants=variants)
         var to = Tensors(anywhere(output).unsafe_bitcast[BFloat16]())
         to.columns, to.divisors = anywhere(columns), anywhere(divisors)
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
@@ -388,7 +356,7 @@ struct _DownE4M3:
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int
+        target: StaticString, N: Int, K: Int, variants: StaticString
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         moments: OutputTensor[dtype=F32, rank=3, ...],
@@ -400,13 +368,7 @@ struct _DownE4M3:
     ) raises:
         comptime assert target == "gpu", "srm_down_e4m3 is for sm_90 alone"
         comptime parts = Parts(
-            False,
-            silu=False,
-            residual=True,
-            slices=False,
-            norm=False,
-            moments=True,
-            factors=E4M3,
+            residual=True, moments=True, factors=E4M3, variants=variants
         )
         var to = Tensors(anywhere(output))
         to.columns, to.residual = anywhere(columns), anywhere(residual)

@@ -18,7 +18,13 @@ from research.bench.engine.feeds import DISTINCT, Array, Feeds
 from research.bench.engine.op import Feed, Op
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import layer_norm_float8
-from srm.engine.device.products import FLOAT8, multiply_float8, multiply_float8_into_stream
+from srm.engine.device.products import (
+    FLOAT8,
+    NO_VARIANTS,
+    Variants,
+    multiply_float8,
+    multiply_float8_into_stream,
+)
 from srm.engine.weights.float8 import float8_channel_mixer, norm_scale, round_e4m3
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
@@ -27,7 +33,9 @@ INNER_SCALE = 8
 """Largest value between the products in these trials, about; float8 holds at most 448."""
 
 
-def float8_ops(model: ModelConfig, on: DeviceRef) -> dict[str, Op]:
+def float8_ops(
+    model: ModelConfig, on: DeviceRef, variants: Variants = NO_VARIANTS
+) -> dict[str, Op]:
     """Return the ops by name."""
     d, made = model.d_model, Feeds(model, is_narrow=True, narrow_logits=True)
     one_layer = msgspec.structs.replace(model, num_layers=1)
@@ -52,7 +60,8 @@ def float8_ops(model: ModelConfig, on: DeviceRef) -> dict[str, Op]:
         types = [make_type(FLOAT8, "tokens", inner), make_type(DType.float32, columns, 2), other]
 
         def call(x: TensorValue, of_columns: TensorValue, last: TensorValue) -> Any:
-            return multiply(x, Weight(name, FLOAT8, bits.shape, on), of_columns, last)
+            weight = Weight(name, FLOAT8, bits.shape, on)
+            return multiply(x, weight, of_columns, last, variants)
 
         return Op([*types], call, feed, bits=bits)
 

@@ -65,7 +65,7 @@ def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig)
     device = open_device(config.device)
     stored = graph_dtype(dtype)
     product = choose_product(config.product, model, stored, device)
-    variants = choose_variants(config.variants, product)
+    variants = choose_variants(config.variants, product, model, stored)
     variant = Variant(model, stored, product, not device.is_host, variants)
     ops = Ops(variant, device, config.cache_dir.expanduser())
 

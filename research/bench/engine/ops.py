@@ -256,7 +256,7 @@ def build_ops(variant: Variant, on: DeviceRef) -> dict[str, Op]:
     "own" product's head leaves slices, and a sampler reads them.
     """
     if variant.dtype == FLOAT8:
-        return float8_ops(variant.model, on)
+        return float8_ops(variant.model, on, variant.variants)
     maker = _Maker(variant, on)
     absent = {"norm" if maker.folds else "", "" if variant.by == "own" else "sample_slices"}
     return {name: maker.op(name) for name in _TABLE if name not in absent}
@@ -334,11 +334,13 @@ class _Maker:
             rest = (Weight(name, self._dtypes["stored"], shape, self._on), *rest)
         weight, column, *more = rest
         if name == "head" and self._by == "own":
-            return head_with_slices(x, weight, "tokens", column, *more)
+            return head_with_slices(x, weight, "tokens", column, more[0], self._variants)
         if self.folds and name in NORMED:
-            return multiply_normed(ResidualStream(x, *more), weight, column, row.silu)
+            stream = ResidualStream(x, *more)
+            return multiply_normed(stream, weight, column, row.silu, self._variants)
         if self.folds and row.has_residual:
-            return multiply_into_stream(x, weight, column, ResidualStream(*more))
+            stream = ResidualStream(*more)
+            return multiply_into_stream(x, weight, column, stream, self._variants)
         last = {"out_dtype": self._dtypes["logit"]} if name == "head" else {"bias": column}
         how = last | ({"residual": more[0]} if more else {})
         return linear(x, weight, column.shape[0], silu=row.silu, product=self._by, **how)

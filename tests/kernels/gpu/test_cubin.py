@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.gpu.test_products import KINDS, SMALL
-from tests.kit.ptx.cubin import Resources, kernels_of
+from tests.kernels.gpu.test_products import KINDS, SMALL, VARIANTS
+from tests.kit.ptx.cubin import MUFU, Resources, kernels_of, opcodes_of
 from tests.kit.ptx.mojo_program import printed
 
 REGISTERS, SHARED = 65_536, 232_448
@@ -31,6 +31,7 @@ those that its launch asks for."""
     ("source", "defines"),
     [
         *((source, []) for source in ("batch", "row", "product")),
+        *(("product", [f"variants={names}"]) for names in VARIANTS),
         pytest.param("product", ["wide"], marks=pytest.mark.slow),
     ],
 )
@@ -39,6 +40,14 @@ def test_registers_suffice_and_blocks_fit(source: str, defines: list[str]) -> No
     for name, code in made.items():
         ((_, taken),) = kernels_of(code).items()
         check(name, taken)
+
+
+def test_tanh_halves_special_functions() -> None:
+    """Of SiLU of a tile: 128 values a thread, and one each of its two rows' norms."""
+    codes = [printed("product_kernels.mojo", "object", *more) for more in ([], ["variants=tanh"])]
+    today, tanh = (opcodes_of(code["normed_up 512 512"]) for code in codes)
+    assert (today[MUFU], tanh[MUFU]) == (258, 130)
+    assert tanh.total() <= today.total() - 250
 
 
 def check(name: str, taken: Resources) -> None:

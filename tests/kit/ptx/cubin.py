@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ REGISTERS, FRAME, STACK = 0x2F, 0x11, 0x12
 """Attributes that a kernel, or a function that it calls, has in INFO."""
 PAIR = 4
 """The form of an attribute that has a number for a symbol."""
+MUFU, LDG, STG = 0x308, 0x981, 0x986
+"""Opcodes: approximate functions, loads from and stores to global memory."""
 RESERVED = 1024
 """Bytes of shared memory that the system has in each block."""
 
@@ -42,6 +45,15 @@ def kernels_of(data: bytes) -> dict[str, Resources]:
             kernels[name] = taken
         at = data.find(MAGIC, at + 1)
     return kernels
+
+
+def opcodes_of(elf: bytes) -> Counter[int]:
+    """Count the instructions of a kernel by their opcodes: the lowest 12 bits of each 16 bytes."""
+    elf = elf[elf.find(MAGIC) :]
+    ((start, size),) = (place for name, *place in _sections(elf) if name.startswith(TEXT))
+    return Counter(
+        struct.unpack_from("<H", elf, at)[0] & 0xFFF for at in range(start, start + size, 16)
+    )
 
 
 def _kernel(elf: bytes) -> tuple[str, Resources]:

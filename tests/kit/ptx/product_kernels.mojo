@@ -1,27 +1,33 @@
 """Prints the PTX of the products of `sm90.mojo`, each (N, K, epilogue) under its name.
 
-With `-D wide` those of both benchmark widths, else small ones of every epilogue. Those whose tiles
-have LEAST_ROWS are named "small_" and so on.
+With `-D wide` those of both benchmark widths, else small ones of every epilogue. With
+`-D variants=NAMES` they are those of the variants, and small ones only of epilogues that have any.
+Those whose tiles have LEAST_ROWS are named "small_" and so on.
 """
 
 from max.gpu.host import get_gpu_target
-from srm.products._sm90_epilogue import BF16, E4M3, Parts
+from srm.products._sm90_epilogue import E4M3, Parts
 from srm.products._sm90_kernel import LEAST_ROWS, MOST_ROWS, product_kernel
 from std.compile import compile_info
-from std.sys import is_defined
+from std.sys import get_defined_string, is_defined
 
 comptime TARGET = get_gpu_target["sm_90a"]()
 comptime KIND = "object" if is_defined["object"]() else "asm"
-comptime UP = Parts(True, True, False, False, False, False, BF16)
-comptime DOWN = Parts(True, False, True, False, False, False, BF16)
-comptime PROJ_IN = Parts(True, False, False, False, False, False, BF16)
-comptime HEAD = Parts(False, False, False, False, False, False, BF16)
-comptime SLICES = Parts(False, False, False, True, False, False, BF16)
-comptime NORMED_UP = Parts(False, True, False, False, True, False, BF16)
-comptime NORMED_PROJ_IN = Parts(False, False, False, False, True, False, BF16)
-comptime MEASURED_DOWN = Parts(True, False, True, False, False, True, BF16)
-comptime UP_E4M3 = Parts(False, True, False, False, False, False, E4M3)
-comptime DOWN_E4M3 = Parts(False, False, True, False, False, True, E4M3)
+comptime VARIANTS = get_defined_string["variants", ""]()
+comptime UP = Parts(bias=True, silu=True)
+comptime DOWN = Parts(bias=True, residual=True)
+comptime PROJ_IN = Parts(bias=True)
+comptime HEAD = Parts()
+comptime SLICES = Parts(slices=True, variants=VARIANTS)
+comptime NORMED_UP = Parts(norm=True, silu=True, variants=VARIANTS)
+comptime NORMED_PROJ_IN = Parts(norm=True, variants=VARIANTS)
+comptime MEASURED_DOWN = Parts(
+    bias=True, residual=True, moments=True, variants=VARIANTS
+)
+comptime UP_E4M3 = Parts(silu=True, factors=E4M3, variants=VARIANTS)
+comptime DOWN_E4M3 = Parts(
+    residual=True, moments=True, factors=E4M3, variants=VARIANTS
+)
 
 
 def show[N: Int, K: Int, parts: Parts, BM: Int = MOST_ROWS](name: String):
@@ -53,10 +59,11 @@ def main():
             show_both[d, 4 * d, DOWN_E4M3]("down_e4m3")
     else:
         comptime for K in [256, 512]:
-            show[512, K, UP]("up")
-            show[512, K, DOWN]("down")
-            show[512, K, PROJ_IN]("proj_in")
-            show[512, K, HEAD]("head")
+            comptime if not is_defined["variants"]():
+                show[512, K, UP]("up")
+                show[512, K, DOWN]("down")
+                show[512, K, PROJ_IN]("proj_in")
+                show[512, K, HEAD]("head")
             show[512, K, SLICES]("slices")
             show[512, K, NORMED_UP]("normed_up")
             show[512, K, NORMED_PROJ_IN]("normed_proj_in")
@@ -64,10 +71,11 @@ def main():
         comptime for K in [512, 1024]:
             show[512, K, UP_E4M3]("up_e4m3")
             show[512, K, DOWN_E4M3]("down_e4m3")
-        show[512, 256, UP, LEAST_ROWS]("small_up")
-        show[512, 256, DOWN, LEAST_ROWS]("small_down")
-        show[512, 256, PROJ_IN, LEAST_ROWS]("small_proj_in")
-        show[512, 256, HEAD, LEAST_ROWS]("small_head")
+        comptime if not is_defined["variants"]():
+            show[512, 256, UP, LEAST_ROWS]("small_up")
+            show[512, 256, DOWN, LEAST_ROWS]("small_down")
+            show[512, 256, PROJ_IN, LEAST_ROWS]("small_proj_in")
+            show[512, 256, HEAD, LEAST_ROWS]("small_head")
         show[512, 256, SLICES, LEAST_ROWS]("small_slices")
         show[512, 256, NORMED_UP, LEAST_ROWS]("small_normed_up")
         show[512, 256, NORMED_PROJ_IN, LEAST_ROWS]("small_normed_proj_in")

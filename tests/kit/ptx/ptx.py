@@ -5,7 +5,8 @@ each instruction is a few numpy operations. Only the instructions that our kerne
 Stricter than a GPU: an error is raised for an access outside the arrays given, for shared memory
 that two threads touch, one of them writing, without a barrier between, for a warp that exchanges
 values without all its lanes, and for a barrier that not all threads reach. Shared memory begins as
-NaN. Approximate functions are exact here.
+NaN. Approximate functions are exact here, but for the hyperbolic tangent: it has the largest error
+that is documented.
 
 What ran is counted: instructions of threads and of warps, and the bytes that warps moved, in whole
 sectors, since that is what memory gives and takes.

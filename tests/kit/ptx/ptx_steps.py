@@ -105,13 +105,18 @@ def flushed(function: Callable[..., Any]) -> Callable[..., Any]:
     return result
 
 
+def inexact_tanh(a: Any) -> Any:
+    """The tangent as wrong as it may be: by 2^-11 of itself, up or down by the last bit of `a`."""
+    return np.tanh(a) * np.where(a.view(np.uint32) & 1, 1 + 2**-11, 1 - 2**-11).astype(a.dtype)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
     "min": np.fmin, "max": np.fmax,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shl": shift_left, "shr": shift_right, "neg": np.negative, "abs": np.abs,
     "mov": same, "cvta": same, "cvt": same,
-    "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt,
+    "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": inexact_tanh,
     "rcp": lambda a: 1 / a, "rsqrt": lambda a: 1 / np.sqrt(a),
     "selp": lambda a, b, condition: np.where(condition, a, b),
     "mad": lambda a, b, c: a * b + c,

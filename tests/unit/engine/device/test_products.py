@@ -13,7 +13,13 @@ from max.dtype import DType
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
 from srm.engine.device.model import MATRICES, graph_shape
-from srm.engine.device.products import FLOAT8, choose_product, choose_variants, folds_norms
+from srm.engine.device.products import (
+    FLOAT8,
+    Product,
+    choose_product,
+    choose_variants,
+    folds_norms,
+)
 from srm.engine.device.runner import host_weights
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold, named_tensors
@@ -96,8 +102,18 @@ def test_graphs_of_two_products_are_two() -> None:
 
 def test_unknown_variants_are_refused() -> None:
     with pytest.raises(ConfigError, match="variants = tan, wide: known are "):
-        choose_variants(["wide", "tan"], "own")
-    assert choose_variants([], None) == choose_variants([], "own") == frozenset()
+        choose_variants(["wide", "tan"], "own", WIDE, BF16)
+
+
+def test_variants_need_folded_norms() -> None:
+    assert choose_variants(["tanh"], "own", WIDE, FLOAT8) == {"tanh"}
+    assert choose_variants([], None, WIDE, DType.float32) == frozenset()
+    for product, model in (
+        ("plain", WIDE),
+        ("own", msgspec.structs.replace(WIDE, use_projections=False)),
+    ):
+        with pytest.raises(ConfigError, match="variants = tanh: they need product = own"):
+            choose_variants(["tanh"], cast(Product, product), model, BF16)
 
 
 def test_graphs_of_variants_differ() -> None:
