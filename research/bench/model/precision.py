@@ -1,4 +1,4 @@
-"""`srm bench precision`: what bfloat16 and float8 cost in tokens, emulated on a CPU.
+"""`srm bench precision`: what bfloat16, float8 and int8 cost in tokens, emulated on a CPU.
 
 A model runs with the roundings of a GPU's step, matrices, activations and logits, but for those
 within the sums, and the same in float64 on the same tokens. Norms are folded into the products
@@ -6,12 +6,15 @@ behind them, as on an H100. Not emulated are the orders of sums.
 What is said of an H100's tensor cores (DeepSeek-V3's report, arXiv 2412.19437, 3.3.2) is that they
 keep 14 bits of a sum of float8 products: a case of its own cuts sums to that after each 32 of them.
 With random weights distributions are flat, and greedy tokens tie more than in a trained model.
+int8 is of channel mixers as float8 is, and has no kernel (`narrow.py`). Channel mixers are compared
+alone as well.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +26,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from research.bench.frame import Record, Settings, run, table
+from research.bench.model.narrow import (
+    WIDTH,
+    Float8Mixer,
+    Int8,
+    Int8Mixer,
+    Mixer,
+    Source,
+    measure_mixers,
+)
 from srm.engine.config import DEMO_MODEL, Dtype, ModelConfig
 from srm.engine.weights.checkpoint import load_checkpoint
-from srm.engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.tensors import is_scalar, projection_prefixes
 from srm.engine.weights.weights import LayerWeights
@@ -40,9 +51,8 @@ from srm.training.text.tokenizer import special_ids
 
 SEQUENCES = 4
 """Contexts of solved held-out problems that a checkpoint is fed."""
-DEPTH = 32
-"""Products of float8 that a tensor core adds at a time."""
-FLOAT32_BITS = 24
+SEEN = 8
+"""Further contexts, by which scales of int8 are fixed."""
 PARTS = "weight", "bias"
 
 
@@ -50,14 +60,18 @@ class Case(NamedTuple):
     """Roundings to emulate."""
 
     dtype: Dtype
-    sum_bits: int = FLOAT32_BITS  # that sums of float8 products keep
+    mixer: Callable[[LayerWeights], Mixer] | None = None  # in place of those in dtype
 
 
 CASES = {
     "float32": Case("float32"),
     "bfloat16": Case("bfloat16"),
-    "float8": Case("float8"),
-    "float8, sums of 14 bits": Case("float8", 14),
+    "float8": Case("bfloat16", Float8Mixer),
+    "float8, sums of 14 bits": Case("bfloat16", partial(Float8Mixer, sum_bits=14)),
+    "int8": Case("bfloat16", partial(Int8Mixer, way=Int8())),
+    "int8, h fixed": Case("bfloat16", partial(Int8Mixer, way=Int8(True))),
+    "int8, h fixed and turned": Case("bfloat16", partial(Int8Mixer, way=Int8(True, "h"))),
+    "int8, h fixed, h and x turned": Case("bfloat16", partial(Int8Mixer, way=Int8(True, "hx"))),
 }
 
 
@@ -83,23 +97,30 @@ def measure(config: PrecisionConfig) -> Record:
     """Return the divergence of each model in each case."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    models = []
+    models, sources = [], {}
     if config.demo_model.exists():
-        ids = _solved_problems(config.demo_model)
-        models.append(_measure_model("demo", config.demo_model, ids))
+        ids = _solved_problems(config.demo_model, 0, SEQUENCES)
+        seen = _solved_problems(config.demo_model, 1, SEEN)
+        models.append(_measure_model("demo", config.demo_model, ids, seen))
+        sources["demo"] = _layers_of(config.demo_model, ids, seen)
     with tempfile.TemporaryDirectory() as folder:
         for width in config.random_widths:
             shape = ModelConfig(
                 d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192
             )
             write_random_model(Path(folder), shape)
-            drawn = np.random.default_rng(0).integers(shape.vocab_size, size=(1, shape.n_ctx))
-            models.append(_measure_model(f"random d {width}", Path(folder), torch.tensor(drawn)))
+            rng = np.random.default_rng(0)
+            ids, seen = (
+                torch.tensor(rng.integers(shape.vocab_size, size=(count, shape.n_ctx)))
+                for count in (1, SEEN)
+            )
+            models.append(_measure_model(f"random d {width}", Path(folder), ids, seen))
     if not models:
         raise ConfigError(
             f"{config.demo_model} is missing, and random_widths is empty: nothing to do"
         )
-    return {"models": models}
+    cases = {name: case.mixer for name, case in CASES.items() if case.mixer}
+    return {"models": models, "mixers": measure_mixers(sources, cases)}
 
 
 def markdown(record: Record) -> list[str]:
@@ -107,8 +128,9 @@ def markdown(record: Record) -> list[str]:
     lines = [
         "Errors of logits are in units of the largest exact one. Greedy: the share of positions",
         "whose likeliest token is that of float64. KL: of the distribution at temperature 1 from",
-        "that of float64, in nats. The last case is a bound: see",
-        "`research/bench/model/precision.py`.",
+        "that of float64, in nats. Sums of 14 bits are a bound. int8 has no kernel; x and h, which",
+        "products take, have scales by row, or fixed ones by column; turned is by Hadamard",
+        "transforms of 16 columns. See `precision.py` and `narrow.py` of `research/bench/model/`.",
     ]
     for model in record["models"]:
         shape = model["config"]
@@ -124,26 +146,55 @@ def markdown(record: Record) -> list[str]:
             "",
             *table("case | rms error | max error | greedy | mean KL | p99 KL", rows),
         ]
-    return lines
+    mixers = record["mixers"]
+    errors = (
+        " | ".join([case, *(f"{mixer['errors'][case]:.4f}" for mixer in mixers)])
+        for case in mixers[0]["errors"]
+    )
+    return [
+        *(*lines, "", "## Channel mixers alone", ""),
+        "Rms error in units of the exact output's: of all layers of the demo model on its rows,",
+        f"and of a random layer of d {WIDTH}, of Gaussian rows and weights or such with outliers.",
+        "",
+        *table(" | ".join(["case", *(mixer["name"] for mixer in mixers)]), errors),
+    ]
 
 
-def _solved_problems(folder: Path) -> Tensor:
-    """int64[SEQUENCES, n_ctx]: held-out problems with their solutions, one behind the other."""
-    size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", 0)
+def _solved_problems(folder: Path, seed: int, count: int) -> Tensor:
+    """int64[count, n_ctx]: held-out problems with their solutions, one behind the other."""
+    size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", seed)
     tokenizer, ids = read_tokenizer(folder / "tokenizer.json"), list[int]()
-    while len(ids) < SEQUENCES * size:
+    while len(ids) < count * size:
         drawn = [(problem.prompt, problem.solution) for problem in islice(stream, 64)]
         for prompt, solution in encode(tokenizer, drawn, special_ids(tokenizer).end):
             ids += prompt + solution
-    return torch.tensor(ids[: SEQUENCES * size]).view(SEQUENCES, size)
+    return torch.tensor(ids[: count * size]).view(count, size)
 
 
-def _measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
+def _layers_of(folder: Path, ids: Tensor, seen: Tensor) -> list[Source]:
+    """Return a model's layers, and what comes into their channel mixers."""
+    model, rows = load_model(folder), list[Tensor]()
+
+    def keep(_: nn.Module, given: tuple[Tensor]) -> None:
+        rows.append(given[0].flatten(0, -2))
+
+    for block in model.mixer_blocks:
+        assert isinstance(block, Block)
+        block.channel_norm.register_forward_pre_hook(keep)
+    model(seen)
+    model(ids)
+    layers = load_checkpoint(folder).layers
+    return list(zip(layers, rows[: len(layers)], rows[len(layers) :], strict=True))
+
+
+def _measure_model(name: str, folder: Path, ids: Tensor, seen: Tensor) -> dict[str, Any]:
     exact = load_model(folder).double()(ids)
     largest, logp = float(exact.abs().max()), exact.log_softmax(-1)
     results = []
     for case, roundings in CASES.items():
-        logits = RoundedModel(folder, roundings)(ids).double()
+        model = RoundedModel(folder, roundings)
+        model.fix(seen)
+        logits = model(ids).double()
         error = (logits - exact) / largest
         logq = logits.log_softmax(-1)
         # No term is negative, and so no sum is but for its rounding.
@@ -188,14 +239,19 @@ class RoundedModel(nn.Module):
         for name, value in self._model.named_parameters():
             if not is_scalar(name) and value not in folded:
                 value.data = self._keep(value.data)
-        layers = load_checkpoint(folder).layers
-        narrow = [Float8Mixer(layer, case.sum_bits) for layer in layers]
-        self._narrow = narrow if case.dtype == "float8" else None
+        self._narrow = [case.mixer(layer) for layer in load_checkpoint(folder).layers if case.mixer]
         for block in self._model.mixer_blocks:
             assert isinstance(block, Block)
             mixer = RoundedMixer(config, self._keep)
             mixer.load_state_dict(block.token_mixing_layer.state_dict())
             block.token_mixing_layer = mixer
+
+    def fix(self, seen: Tensor) -> None:
+        """Fix the scales of channel mixers by these ids."""
+        if any(mixer.is_fixed for mixer in self._narrow):
+            self(seen)
+            for mixer in self._narrow:
+                mixer.fix()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
@@ -241,42 +297,3 @@ class RoundedMixer(TokenMixer):
         if projections[0] is self.out_proj:
             return super()._project(self._keep(x), projections)
         return self._keep(super()._project(x, projections))
-
-
-class Float8Mixer:
-    """A channel mixer as `srm_norm_e4m3`, `srm_up_e4m3` and `srm_down_e4m3` compute it, but for the
-    residual."""
-
-    def __init__(self, layer: LayerWeights, sum_bits: int) -> None:
-        self._sum_bits = sum_bits
-        self._tensors = {
-            name: torch.from_numpy(from_e4m3(value) if value.dtype == np.uint8 else value)
-            for name, value in float8_channel_mixer(layer).items()
-        }
-
-    def run(self, x: Tensor) -> Tensor:
-        width = x.shape[-1]
-        normed = to_e4m3(F.layer_norm(x, [width], eps=1e-5) * norm_scale(width))
-        inner = to_e4m3(F.silu(self._product("up", normed)) / self._tensors["up_divisors"])
-        stored = inner.view(*x.shape[:-1], -1, len(INNER))[..., INNER].flatten(-2)
-        return self._product("down", stored)
-
-    def _product(self, name: str, x: Tensor) -> Tensor:
-        scale, bias = self._tensors[f"{name}_columns"].T
-        y: Tensor = self._sums(x, self._tensors[f"{name}_weight"]) * scale + bias
-        return y
-
-    def _sums(self, x: Tensor, weight: Tensor) -> Tensor:
-        if self._sum_bits == FLOAT32_BITS:
-            return F.linear(x, weight)
-        sums = torch.zeros(*x.shape[:-1], len(weight))
-        cut = -1 << (FLOAT32_BITS - self._sum_bits)
-        for k in range(0, x.shape[-1], DEPTH):
-            sums += F.linear(x[..., k : k + DEPTH], weight[:, k : k + DEPTH])
-            sums.view(torch.int32).bitwise_and_(cut)
-        return sums
-
-
-def to_e4m3(x: Tensor) -> Tensor:
-    """Round to e4m3; what exceeds 448 becomes NaN, and nothing does."""
-    return x.to(torch.float8_e4m3fn).float()
