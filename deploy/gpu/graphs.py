@@ -20,6 +20,7 @@ STEP, OPS = "srm.engine.device.precompile", "research.bench.gpu.compile_ops"
 GRAPHS = {
     "d 1,024": f"{STEP} --d-model 1024 --dtype bfloat16",
     "d 512": f"{STEP} --d-model 512 --dtype bfloat16",
+    "d 512, top-p by rejection": f"{STEP} --d-model 512 --dtype bfloat16 --variants rejection",
     "ops of d 1,024": f"{OPS} --d-model 1024 --dtype bfloat16",
     "ops of d 512": f"{OPS} --d-model 512 --dtype bfloat16",
     "every op in float32, for the tests": "tests.kit.ptx.compile_for_gpu",

@@ -269,6 +269,8 @@ def sample(
     positions: TensorValue,
     slots: TensorValue,
     slices: TensorValue | None = None,
+    *,
+    rejects: bool = False,
 ) -> tuple[TensorValue, TensorValue]:
     """Sample a token for every decode row and remember it in the row's slot.
 
@@ -281,6 +283,8 @@ def sample(
         sampling: i32[S, 9], read: how each slot samples, as `expand` left it.
         positions, slots: i32[D], of the decode rows; a row writes its slot.
         slices: of the logits, `head_with_slices`'s; rows without truncations are drawn from them.
+        rejects: whether truncated rows are drawn by rejection, and so from slices too: other tokens
+            of the same distribution.
 
     Returns:
         Tokens i32[D], -1 where the logits have NaN or +inf or nothing finite; and
@@ -295,7 +299,7 @@ def sample(
             TensorType(DType.int32, [rows], device),
             TensorType(DType.float32, [rows], device),
         ],
-        parameters={"has_slices": slices is not None},
+        parameters={"has_slices": slices is not None, "rejects": rejects},
     )
     return tokens.tensor, logprobs.tensor
 

@@ -172,7 +172,9 @@ def build_step_graph(
             logits = _head(weights, stream, rows=head)
         edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
         constrain(last_token, sampling, logits, positions, slots, tables, slices=slices)
-        tokens, logprobs = sample(last_token, logits, sampling, positions, slots, slices)
+        rejects = "rejection" in variants
+        sampled = last_token, logits, sampling, positions, slots, slices
+        tokens, logprobs = sample(*sampled, rejects=rejects)
         scores = score(logits, sampling, slots, tokens, targets, *scored, most=max_logprobs)
         graph.output(tokens, logprobs, *scores)
     return graph

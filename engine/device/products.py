@@ -21,7 +21,7 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 Variants = frozenset[str]
-VARIANTS = ("tanh",)
+VARIANTS = ("tanh", "rejection")
 """Names of kernels that a graph has instead of today's. None is a default before a GPU's record
 shows that it is right and at least as fast."""
 NO_VARIANTS: Variants = frozenset()
@@ -89,15 +89,16 @@ def _obstacle(model: ModelConfig, dtype: DType, device: Device) -> str:
 def choose_variants(
     names: Iterable[str], product: Product | None, model: ModelConfig, dtype: DType
 ) -> Variants:
-    """Return the variants of a graph. Raises ConfigError for an unknown name, and for any name
-    where norms are not folded: other products have no variants."""
+    """Return the variants of a graph. Raises ConfigError for an unknown name, and for any name but
+    "rejection" where norms are not folded: other products have no variants."""
     variants = frozenset(names)
     if unknown := sorted(variants.difference(VARIANTS)):
         known = ", ".join(VARIANTS) or "none"
         raise ConfigError(f"variants = {', '.join(unknown)}: known are {known}")
-    if variants and not folds_norms(product, model, dtype):
+    of_products = sorted(variants - {"rejection"})
+    if of_products and not folds_norms(product, model, dtype):
         raise ConfigError(
-            f"variants = {', '.join(sorted(variants))}: they need product = own and projections"
+            f"variants = {', '.join(of_products)}: they need product = own and projections"
         )
     return variants
 

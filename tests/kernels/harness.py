@@ -165,6 +165,7 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
     scoring = (make_type(I32, dim) for dim in dims)
     pool = BufferType(F32, ["slots", "pool_width"], on)
     copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), make_type(I32, "copied")]
+    sampled: Inputs = [last_token, logits, sampling, decode, decode]
     slices, table = make_type(F32, "head", "slices", 2), make_type(F32, "vocab", "width")
     ops: dict[str, tuple[Callable[..., Any], Inputs]] = {
         "embed": (kernels.embed, [last_token, make_type(I32, "tokens"), rows, table]),
@@ -182,7 +183,8 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         "constrain_bfloat16": (kernels.constrain, constrain(BF16)),
         "constrain_slices": (_constrain_slices, [*constrain(F32), slices]),
         "expand": (kernels.expand, [sampling, decode, decode, *message, make_type(I32, "fed")]),
-        "sample": (kernels.sample, [last_token, logits, sampling, decode, decode]),
+        "sample": (kernels.sample, sampled),
+        "reject": (partial(kernels.sample, rejects=True), sampled),
         "score": (kernels.score, [logits, sampling, *scoring]),
     }
     if on == HOST:

@@ -17,6 +17,7 @@ F64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 
 MASK_32 = 0xFFFFFFFF
+ROUNDS = 8
 
 
 class Rows(NamedTuple):
@@ -193,10 +194,15 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return a, b, c, d
 
 
-def uniform(seed: int, position: int) -> float:
+def uniform(seed: int, position: int, round: int = 0) -> float:
     """53 bits in [0, 1)."""
-    a, b, _, _ = philox((position, 0, 0, 0), (seed & MASK_32, seed >> 32))
+    a, b, _, _ = philox((position, 0, round, 0), (seed & MASK_32, seed >> 32))
     return ((a >> 5) * 2**26 + (b >> 6)) / 2**53
+
+
+def uniforms(seed: int, position: int) -> F64:
+    """Those of all rounds of `reject`, and the one behind them."""
+    return np.array([uniform(seed, position, round) for round in range(ROUNDS + 1)])
 
 
 def softmax(z: F64) -> F64:
@@ -244,6 +250,21 @@ def sample(
     p = truncated(logits, temperature, top_k, top_p, min_p)
     token = int(np.flatnonzero(p.cumsum() > u)[0])
     return token, math.log(softmax(logits / temperature)[token])
+
+
+def reject(
+    logits: F64, temperature: float, top_k: int, top_p: float, min_p: float, uniforms: F64
+) -> tuple[int, float]:
+    """The same by rejection: the first of ROUNDS draws from all tokens that is kept, or else a draw
+    from the tokens kept. Where both top_k and top_p truncate, it is `sample`."""
+    rounds = 0 if top_k > 0 and top_p < 1 else ROUNDS
+    if temperature > 0 and math.isfinite(logits.max()):
+        retained = truncated(logits, temperature, top_k, top_p, min_p) > 0
+        for u in uniforms[:rounds]:
+            token, logprob = sample(logits, temperature, 0, 1, 0, float(u))
+            if retained[token]:
+                return token, logprob
+    return sample(logits, temperature, top_k, top_p, min_p, float(uniforms[rounds]))
 
 
 def score(

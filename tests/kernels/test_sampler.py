@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,13 +50,14 @@ def run(
     rows: Settings | list[Settings],
     seeds: npt.NDArray[np.integer[Any]] | None = None,
     positions: npt.NDArray[np.integer[Any]] | None = None,
+    op: str = "sample",
 ) -> tuple[I32, F32]:
     """Sample rows; row i writes slot i. By default its seed is i and its position 0."""
     num_rows = len(logits)
     rows = [rows] * num_rows if isinstance(rows, Settings) else rows
     last_token = np.full(num_rows, -7, np.int32)
     tokens, logprobs = ops.run(
-        "sample",
+        op,
         last_token,
         np.ascontiguousarray(logits, np.float32),
         records(rows, np.arange(num_rows) if seeds is None else seeds),
@@ -87,12 +89,18 @@ def test_philox_known_answers() -> None:
         assert oracle.philox(given[:4], given[4:]) == expected
 
 
+OPS: dict[str, Callable[[int, int], float | F64]] = {
+    "sample": oracle.uniform,
+    "reject": oracle.uniforms,
+}
+"""Both ways of sampling, and what is random in them."""
 LIMITS = [2047, 2048, 2049, 8191, 8192, 8193]
 """Vocabularies on both sides of what each kernel of a GPU holds."""
 
 
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("vocab", [1, 2, 17, 255, 256, 257, 1000, *LIMITS, 65_000])
-def test_tokens_and_logprobs(ops: Ops, vocab: int) -> None:
+def test_tokens_and_logprobs(ops: Ops, vocab: int, op: str) -> None:
     """In a third of the rows many tokens are as likely as others: the first maximum is greedy's."""
     rng = np.random.default_rng(vocab)
     num_rows = 40 if vocab < 10_000 else 10
@@ -103,15 +111,15 @@ def test_tokens_and_logprobs(ops: Ops, vocab: int) -> None:
     settings[3] = GREEDY
     seeds = rng.integers(2**64, size=num_rows, dtype=np.uint64)
     positions = rng.integers(2**31, size=num_rows)
-    ran = run(ops, logits, settings, seeds, positions)
-    uniforms = [oracle.uniform(int(s), int(p)) for s, p in zip(seeds, positions, strict=True)]
-    check(logits, settings, uniforms, *ran, decided=0.9)
+    ran = run(ops, logits, settings, seeds, positions, op)
+    uniforms = [OPS[op](int(s), int(p)) for s, p in zip(seeds, positions, strict=True)]
+    check(logits, settings, uniforms, *ran, decided=0.9 if op == "sample" else 0.7)
 
 
 def check(
     logits: F32,
     settings: list[Settings],
-    uniforms: list[float],
+    uniforms: Sequence[float | F64],
     tokens: I32,
     logprobs: F32,
     decided: float,
@@ -136,11 +144,15 @@ def check(
     assert compared >= decided * len(settings)
 
 
-def expect(logits: F32, row: Settings, u: float) -> tuple[int, float]:
-    return oracle.sample(logits.astype(np.float64), *row, min(max(u, 0), 1 - 2**-53))
+def expect(logits: F32, row: Settings, u: float | F64) -> tuple[int, float]:
+    """For one uniform the token of "sample", for many that of "reject"."""
+    choose: Any = oracle.reject if np.ndim(u) else oracle.sample
+    token, logprob = choose(logits.astype(np.float64), *row, np.clip(u, 0, 1 - 2**-53))
+    return token, logprob
 
 
-def test_exactly_the_kept_tokens_are_drawn(ops: Ops) -> None:
+@pytest.mark.parametrize("op", OPS)
+def test_exactly_the_kept_tokens_are_drawn(ops: Ops, op: str) -> None:
     """Random settings over 16 tokens with ties; no kept token has less than 1 % of the mass."""
     rng = np.random.default_rng(0)
     draws, vocab = 2000, 16
@@ -150,7 +162,7 @@ def test_exactly_the_kept_tokens_are_drawn(ops: Ops) -> None:
     temperatures = np.array([[row.temperature] for row in drawn_from], np.float32)
     levels = rng.integers(8, size=(len(drawn_from), vocab)) * (temperatures / 4)
     each = [row for row in drawn_from for _ in range(draws)]
-    tokens = run(ops, np.repeat(levels, draws, axis=0), each)[0].reshape(-1, draws)
+    tokens = run(ops, np.repeat(levels, draws, axis=0), each, op=op)[0].reshape(-1, draws)
     for row, logits, drawn in zip(drawn_from, levels, tokens, strict=True):
         retained = oracle.truncated(logits.astype(np.float32).astype(np.float64), *row) > 0
         np.testing.assert_array_equal(np.unique(drawn), np.flatnonzero(retained), err_msg=str(row))
@@ -167,17 +179,46 @@ def test_a_threshold_is_found_among_numbers_of_any_size(ops: Ops, top_k: int) ->
     np.testing.assert_array_equal(np.unique(tokens), np.sort(np.argsort(-rows[0])[:top_k]))
 
 
-def test_a_row_does_not_depend_on_the_others(ops: Ops) -> None:
+ROWS: dict[str, Callable[[np.random.Generator], F64]] = {
+    "flat": lambda rng: np.zeros(40),
+    "normal": lambda rng: rng.normal(0, 2, 40),
+    "peaked": lambda rng: np.where(np.arange(40) == 7, 4, rng.normal(0, 1, 40)),
+    "ties": lambda rng: rng.integers(-3, 3, 40) / 2,
+    "zeros": lambda rng: np.where(rng.random(40) < 0.5, -0.0, rng.choice([0, 0.5, -0.5], 40)),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rejection_draws_from_the_same_distribution(ops: Ops, kind: str) -> None:
+    """By the sum of squared deviations of what was counted; in some rows most rounds are vain."""
+    draws, logits = 20_000, ROWS[kind](np.random.default_rng(1)).astype(np.float32)
+    for row in (
+        *(Settings(top_p=number) for number in (1, 0.9, 0.5, 0.1, 1e-6)),
+        *(Settings(2, top_k=number) for number in (1, 3, 30)),
+        *(Settings(0.7, min_p=number) for number in (0.02, 0.5, 1)),
+        *(Settings(1.5, 9, 0.6), Settings(1, 5, 1, 0.2), Settings(1, 0, 0.6, 0.1)),
+    ):
+        tokens, _ = run(ops, np.tile(logits, (draws, 1)), row, op="reject")
+        expected = draws * oracle.truncated(logits.astype(np.float64), *row)
+        counts, retained = np.bincount(tokens, minlength=len(logits)), expected > 0
+        assert counts[~retained].sum() == 0, row
+        squares = ((counts - expected)[retained] ** 2 / expected[retained]).sum()
+        free = retained.sum() - 1
+        assert squares <= free + 4 * np.sqrt(2 * free) + 8, row
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_row_does_not_depend_on_the_others(ops: Ops, op: str) -> None:
     rng = np.random.default_rng(2)
     num_rows, vocab = 2000, 300
     every = [GREEDY, Settings(), *(random_settings(rng, vocab) for _ in range(11))]
     logits = rng.normal(0, 2, (num_rows, vocab)).astype(np.float32)
     mixed = [every[i % len(every)] for i in range(num_rows)]
     seeds, positions = rng.integers(2**63, size=num_rows), rng.integers(2**31, size=num_rows)
-    tokens, logprobs = run(ops, logits, mixed, seeds, positions)
+    tokens, logprobs = run(ops, logits, mixed, seeds, positions, op)
     for row in (*range(13), *range(990, 1003), *range(num_rows - 13, num_rows)):
         one = slice(row, row + 1)
-        alone = run(ops, logits[one], [mixed[row]], seeds[one], positions[one])
+        alone = run(ops, logits[one], [mixed[row]], seeds[one], positions[one], op)
         assert alone == (tokens[row], logprobs[row])
 
 
@@ -194,14 +235,15 @@ EXTREMES = [
 ]
 
 
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("vocab", [1, 5, 700, 2500, 9000])
-def test_odd_rows_under_extreme_settings(ops: Ops, vocab: int) -> None:
+def test_odd_rows_under_extreme_settings(ops: Ops, vocab: int, op: str) -> None:
     """Of ties both stay; what is minus infinity is never drawn."""
     logits = odd_rows(vocab)
     for settings in EXTREMES:
         rows = [settings] * len(logits)
-        uniforms = [oracle.uniform(i, 0) for i in range(len(logits))]
-        tokens, logprobs = run(ops, logits, rows)
+        uniforms = [OPS[op](i, 0) for i in range(len(logits))]
+        tokens, logprobs = run(ops, logits, rows, op=op)
         check(logits, rows, uniforms, tokens, logprobs, decided=0.8)
         assert (tokens[:5] == -1).all() and not logprobs[:5].any()
 

@@ -183,6 +183,7 @@ def test_every_graph_that_a_list_needs_is_packed(listed: Path) -> None:
             module = "bench.gpu.compile_ops" if words[2] == "kernels" else "device.precompile"
             for width, dtype in [(w, d) for w in config.random_widths for d in config.dtypes]:
                 wanted = ["--d-model", str(width), "--dtype", dtype]
+                wanted += ["--variants", ",".join(config.variants)] if config.variants else []
                 assert any(item[0].endswith(module) and item[1:] == wanted for item in packed)
 
 

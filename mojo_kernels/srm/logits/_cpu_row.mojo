@@ -314,7 +314,13 @@ struct CPURow[dtype: DType](LogitRow):
             i += 1
         return i
 
-    def draw(self, seed: UInt64, position: Int) -> Int:
+    def count_from(self, threshold: Float32) -> Int:
+        return self.tally[by_mass=False](threshold).count
+
+    def mass_from(self, threshold: Float32) -> Float64:
+        return self.tally[by_mass=True](threshold).mass
+
+    def draw(self, seed: UInt64, position: Int, round: Int) -> Int:
         def mass_of(chunk: Int) {imm} -> Float64:
             return self.masses[unsafe_offset=chunk]
 
@@ -322,7 +328,7 @@ struct CPURow[dtype: DType](LogitRow):
             return Float64(self.weights[unsafe_offset=i])
 
         var chunks = self.padded() // CHUNK
-        var target = uniform(seed, position) * self.mass
+        var target = uniform(seed, position, round) * self.mass
         var chunk, before = walk(mass_of, 0, chunks, 0, target)
         var i, _ = walk(
             weight_of, chunk * CHUNK, (chunk + 1) * CHUNK, before, target

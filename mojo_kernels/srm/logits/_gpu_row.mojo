@@ -363,7 +363,13 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         self.visit(find)
         return Int(self.block.min(UInt32(lowest)))
 
-    def draw(self, seed: UInt64, position: Int) -> Int:
+    def count_from(self, threshold: Float32) -> Int:
+        return Int(self.block.total(self.in_warp[_COUNT](threshold)))
+
+    def mass_from(self, threshold: Float32) -> Float64:
+        return Float64(self.block.total(self.in_warp[_MASS](threshold)))
+
+    def draw(self, seed: UInt64, position: Int, round: Int) -> Int:
         # The warp whose tokens hold the target, of these the lanes' turn, of that the lane.
         if lane_id() == 0:
             self.block.sums[unsafe_offset=warp_id()] = self.warp_mass
@@ -373,7 +379,7 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                 0
             )
             var all = masses.cast[DType.float64]().reduce_add()
-            var target = uniform(seed, position) * all
+            var target = uniform(seed, position, round) * all
             var chosen, before = passing(masses, 0, target)
             if lane_id() == 0:
                 self.place[unsafe_offset=0] = Int32(chosen)

@@ -8,7 +8,14 @@ below e^-87, where float32's normal range ends, it weighs nothing. Sums of many 
 from std.math import exp, log
 from std.memory import bitcast
 from std.random.philox import Random
+from std.sys.info import is_gpu
 from std.utils.numerics import isnan, nan
+
+comptime ROUNDS = 8
+"""The most draws by rejection, before what is kept is searched for."""
+
+comptime LEAST_TOP_P = Float32(1.2e-38)
+"""As which 0 counts: of that share too the likeliest are kept, since nothing is above them."""
 
 comptime FLOOR = Float32(-87)
 """Log of the smallest weight that counts."""
@@ -43,7 +50,15 @@ trait LogitRow:
         """Find the lowest token with a logit, of which there is one."""
         ...
 
-    def draw(self, seed: UInt64, position: Int) -> Int:
+    def count_from(self, threshold: Float32) -> Int:
+        """Count the tokens with a logit of at least that; before `truncate`."""
+        ...
+
+    def mass_from(self, threshold: Float32) -> Float64:
+        """Add up what they weigh."""
+        ...
+
+    def draw(self, seed: UInt64, position: Int, round: Int) -> Int:
         """Find the token where the running sum of the weights left passes a share of it, `uniform`.
         """
         ...
@@ -63,9 +78,11 @@ trait LogitRow:
         ...
 
 
-def uniform(seed: UInt64, position: Int) -> Float64:
+def uniform(seed: UInt64, position: Int, round: Int) -> Float64:
     """A number in [0, 1), the same for the same arguments on every device."""
-    var generator = Random(seed=seed, offset=UInt64(position))
+    var generator = Random(
+        seed=seed, subsequence=UInt64(round), offset=UInt64(position)
+    )
     var bits = generator.step().cast[DType.uint64]()
     comptime STEP = Float64(1) / Float64(1 << 53)
     return Float64((bits[0] >> 5) << 26 | bits[1] >> 6) * STEP
@@ -76,6 +93,14 @@ def floor_of(min_p: Float32) -> Float32:
     """Log of the smallest weight, the largest being 1, that may be drawn."""
     # Tokens without weight could not be drawn: no threshold need be lower than them.
     return max(FLOOR, log(min_p)) if min_p > 0 else FLOOR
+
+
+@always_inline
+def next_above(logit: Float32) -> Float32:
+    """The next larger float; of both zeros the same, and on a CPU of all that it compares as 0.
+    """
+    comptime LEAST = Float32(1.4e-45 if is_gpu() else 1.1754944e-38)
+    return LEAST if abs(logit) < LEAST else unrank(rank(logit) + 1)
 
 
 @always_inline

@@ -25,18 +25,17 @@ struct Sampling(TrivialRegisterPassable):
     """Of the sequence's random stream."""
 
     @always_inline
-    def is_plain(self) -> Bool:
-        """Tell whether tokens are drawn, and none is left out.
+    def is_drawn_from_all[rejects: Bool](self) -> Bool:
+        """Tell whether tokens are drawn from all: where none is left out, or with `rejects` until one
+        is kept.
 
         Returns:
             Whether that is so.
         """
-        return (
-            self.temperature > 0
-            and self.top_k == 0
-            and self.top_p >= 1
-            and self.min_p == 0
-        )
+        var from_all = self.top_k == 0 or self.top_p >= 1
+        comptime if not rejects:
+            from_all = self.top_k == 0 and self.top_p >= 1 and self.min_p == 0
+        return self.temperature > 0 and from_all
 
     @staticmethod
     @always_inline

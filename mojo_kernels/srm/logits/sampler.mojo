@@ -19,6 +19,12 @@ split over the cores, vectors run along a row), or on a GPU, a block per row, `G
 Where the head left slices of the logits (has_slices), rows without truncations are drawn from these
 (`_slices.mojo`), and only the others so.
 
+With `rejects` a truncated row has another token of the same distribution: the first of ROUNDS draws
+from all tokens that is kept, or else one more draw from the kept. The round is the counter's third
+word. A token is kept if its logit is within min_p, fewer than top_k tokens have larger ones, and
+these weigh less than top_p of what min_p keeps; so equal ones are kept together, as above. Where
+both top_k and top_p truncate, top_p is of a mass that takes the search: these rows are as above.
+
     tokens      [D]     int32             out
     logprobs    [D]     float32           out
     last_token  [S]     int32             mutated at the slots
@@ -42,7 +48,15 @@ from std.utils.static_tuple import StaticTuple
 from ._cpu_row import CPURow
 from ._gpu_block import BLOCK
 from ._gpu_row import LONG, SHORT, GPURow
-from ._logit_row import LogitRow, inverse, logprob_of
+from ._logit_row import (
+    ROUNDS,
+    LEAST_TOP_P,
+    LogitRow,
+    floor_of,
+    inverse,
+    logprob_of,
+    next_above,
+)
 from ._sampling import Sampling
 from ._slices import ROWS, SLICE, draw, sample_rows
 from .._values import untracked
@@ -51,7 +65,7 @@ from ..parallel import num_tasks
 
 @always_inline
 def _sample_row[
-    Row: LogitRow, Random: def() -> Tuple[UInt64, Int], //
+    Row: LogitRow, Random: def() -> Tuple[UInt64, Int], //, rejects: Bool
 ](
     mut row: Row,
     temperature: Float32,
@@ -77,10 +91,32 @@ def _sample_row[
     if temperature == 0:
         token = row.first(top)
     else:
-        if top_k > 0 or top_p < 1 or min_p > 0:
-            row.truncate(mass, temperature, top_k, top_p, min_p)
-        var seed, position = random()
-        token = row.draw(seed, position)
+        token = -1
+        var round = 0
+        comptime if rejects:
+            if top_k == 0 or top_p >= 1:
+                var least = top + temperature * floor_of(min_p)
+                var kept = mass
+                if min_p > 0 and top_p < 1:
+                    kept = row.mass_from(least)
+                var most = Float64(max(top_p, LEAST_TOP_P)) * kept
+                while token < 0 and round < ROUNDS:
+                    var seed, position = random()
+                    var drawn = row.draw(seed, position, round)
+                    var logit = row.logit(drawn)
+                    var above = next_above(logit)
+                    if (
+                        logit >= least
+                        and (top_k == 0 or row.count_from(above) < top_k)
+                        and (top_p >= 1 or row.mass_from(above) < most)
+                    ):
+                        token = drawn
+                    round += 1
+        if token < 0:
+            if top_k > 0 or top_p < 1 or min_p > 0:
+                row.truncate(mass, temperature, top_k, top_p, min_p)
+            var seed, position = random()
+            token = row.draw(seed, position, round)
     var logprob = Float32(0)
     if writes:
         logprob = logprob_of(row.logit(token), top, scale, mass)
@@ -93,7 +129,7 @@ struct _Sample:
 
     @staticmethod
     def execute[
-        target: StaticString, has_slices: Bool
+        target: StaticString, has_slices: Bool, rejects: Bool
     ](
         tokens: OutputTensor[dtype=DType.int32, rank=1, ...],
         logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
@@ -134,7 +170,7 @@ struct _Sample:
                 var own = Sampling.of(sampling_ptr, slot_ptr[unsafe_offset=i])
                 return (own.seed, Int(position_ptr[unsafe_offset=i]))
 
-            var token, logprob = _sample_row(
+            var token, logprob = _sample_row[rejects](
                 row,
                 asked.temperature,
                 asked.top_k,
@@ -190,7 +226,7 @@ struct _Sample:
                         def write_row(token: Int32, logprob: Float32) {imm}:
                             write(i, token, logprob)
 
-                        return draw(
+                        return draw[rejects](
                             logit_ptr.unsafe_offset(i * Int(width)),
                             slice_ptr.unsafe_offset(
                                 i * (Int(width) // SLICE) * 2

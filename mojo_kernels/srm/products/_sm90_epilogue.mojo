@@ -60,6 +60,8 @@ struct Variants(ImplicitlyCopyable):
 
     var tanh: Bool
     """Whether SiLU into bfloat16 is computed by a hyperbolic tangent."""
+    var rejection: Bool
+    """Whether the sampler draws truncated rows from slices too."""
 
     @staticmethod
     def named(names: StaticString) -> Self:
@@ -71,7 +73,7 @@ struct Variants(ImplicitlyCopyable):
         Returns:
             The variants.
         """
-        return Self(tanh="tanh" in names)
+        return Self(tanh="tanh" in names, rejection="rejection" in names)
 
 
 struct Parts(ImplicitlyCopyable):
@@ -479,8 +481,11 @@ def read_norm[
 
 
 @always_inline
-def read_temperatures(to: Tensors, row: Int) -> RowNorm:
+def read_temperatures[rejects: Bool](to: Tensors, row: Int) -> RowNorm:
     """Read at which temperature rows are sampled.
+
+    Parameters:
+        rejects: Whether the sampler draws by rejection.
 
     Args:
         to: The tensors.
@@ -494,7 +499,7 @@ def read_temperatures(to: Tensors, row: Int) -> RowNorm:
         var r = row + Int(lane_id()) // 4 + half * 8
         if r < Int(to.sampled):
             var asked = Sampling.of(to.sampling, to.slots[unsafe_offset=r])
-            if asked.is_plain():
+            if asked.is_drawn_from_all[rejects]():
                 norm.scale[half * 2] = in_powers_of_2(
                     inverse(asked.temperature)
                 )

@@ -215,7 +215,7 @@ def product_kernel[
             var row = (tile // tiles_n * blocks + rank) * BM + warp_row
             var norm = read_norm[K, parts](moments, row, Int(rows))
             comptime if parts.slices:
-                norm = read_temperatures(to, row)
+                norm = read_temperatures[parts.variants.rejection](to, row)
             var sums = Sums(0)
             for turn in range(turns):
                 comptime for s in range(STAGES):

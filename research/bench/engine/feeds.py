@@ -143,9 +143,9 @@ class Feeds:
         where = [self._middle(rows), _slots(rows)]
         return [_zeros(rows), self._logits(rows), _sampling(rows, top_p), *where]
 
-    def sample_slices(self, rows: int) -> list[Array]:
+    def sample_slices(self, rows: int, top_p: float = 1.0) -> list[Array]:
         """Return the same with the slices of the logits, as the head leaves them."""
-        inputs = self.sample(rows)
+        inputs = self.sample(rows, top_p)
         parts = widen_bfloat16(inputs[1][:DISTINCT]).reshape(min(rows, DISTINCT), -1, SLICE)
         largest = parts.max(-1)
         sums = np.exp(parts - largest[..., None]).sum(-1)

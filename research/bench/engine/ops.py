@@ -284,6 +284,10 @@ class _Maker:
             return self._product(name, row)
         inputs, call, feed = row
         call = kernels.embed_stream if self.folds and name == "embed" else call
+        if call is kernels.sample and "rejection" in self._variants:
+            call = partial(call, rejects=True)
+            if name == "sample_top_p" and self._by == "own":
+                inputs, feed = f"{_SAMPLED} slices", partial(Feeds.sample_slices, top_p=0.9)
         return Op(self._input_types(inputs, self._sizes), call, partial(feed, self._feeds))
 
     def _input_types(self, inputs: str, sizes: dict[str, int]) -> Inputs:

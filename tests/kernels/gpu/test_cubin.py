@@ -14,7 +14,7 @@ PRODUCT = (384, 1, 0)
 LIMITS = {
     **dict.fromkeys(KINDS, PRODUCT),
     **dict.fromkeys((f"{SMALL}{kind}" for kind in KINDS), PRODUCT),
-    **dict.fromkeys(("sample", "sample_slices"), (256, 2, 40_000)),
+    **dict.fromkeys(("sample", "sample_slices", "reject", "reject_slices"), (256, 2, 40_000)),
     "score": (256, 2, 2_000),
     "constrain": (256, 7, 2**15),
     "mix": (256, 5, 0),

@@ -31,7 +31,7 @@ comptime Out[type: DType] = Pointer[Scalar[type], MutUntrackedOrigin]
     `nvvm.minctasm`=__mlir_attr.`2 : index`,
 )
 def sample[
-    dtype: DType, share: Int, has_slices: Bool
+    dtype: DType, share: Int, has_slices: Bool, rejects: Bool
 ](
     logits: Out[dtype],
     slices: Out[DType.float32],
@@ -67,7 +67,7 @@ def sample[
         def random() {imm} -> Tuple[UInt64, Int]:
             return (seeds[unsafe_offset=i], i)
 
-        var token, logprob = _sample_row(
+        var token, logprob = _sample_row[rejects](
             row,
             how.temperature,
             how.top_k,
@@ -87,7 +87,7 @@ def sample[
             tokens[unsafe_offset=i] = token
             logprobs[unsafe_offset=i] = logprob
 
-        return draw(
+        return draw[rejects](
             logits.unsafe_offset(i * Int(vocab)),
             slices.unsafe_offset(i * (Int(vocab) // 256) * 2),
             Int(vocab),
@@ -162,9 +162,7 @@ def constrain(
     var record = records.unsafe_offset(i * FIELDS)
     _constrain_row[on_gpu=True](
         logits.unsafe_offset(i * Int(vocab)),
-        _Table(
-            tables.unsafe_offset(Int(record[unsafe_offset=TABLE])), vocab
-        ),
+        _Table(tables.unsafe_offset(Int(record[unsafe_offset=TABLE])), vocab),
         allowed,
         record,
         Int(lasts[unsafe_offset=i]),
@@ -178,16 +176,22 @@ def main():
     comptime BF16 = DType.bfloat16
     comptime F32 = DType.float32
     comptime for share in [SHORT, LONG, 0]:
-        var sampler = compile_info[
-            sample[BF16, share, False], emission_kind=KIND, target=TARGET
-        ]()
-        print("=== sample bfloat16", share)
-        print(sampler.asm)
-        var slicer = compile_info[
-            sample[BF16, share, True], emission_kind=KIND, target=TARGET
-        ]()
-        print("=== sample_slices bfloat16", share)
-        print(slicer.asm)
+        comptime for rejects in [False, True]:
+            comptime name = "reject" if rejects else "sample"
+            var sampler = compile_info[
+                sample[BF16, share, False, rejects],
+                emission_kind=KIND,
+                target=TARGET,
+            ]()
+            print("===", name, "bfloat16", share)
+            print(sampler.asm)
+            var slicer = compile_info[
+                sample[BF16, share, True, rejects],
+                emission_kind=KIND,
+                target=TARGET,
+            ]()
+            print("===", name + "_slices", "bfloat16", share)
+            print(slicer.asm)
         var scorer = compile_info[
             score[BF16, share], emission_kind=KIND, target=TARGET
         ]()
@@ -199,7 +203,7 @@ def main():
     print("=== constrain bfloat16")
     print(constrainer.asm)
     var wide = compile_info[
-        sample[F32, LONG, False], emission_kind=KIND, target=TARGET
+        sample[F32, LONG, False, False], emission_kind=KIND, target=TARGET
     ]()
     print("=== sample float32", LONG)
     print(wide.asm)

@@ -12,7 +12,7 @@ from max.dtype import DType
 
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
-from srm.engine.device.model import MATRICES, graph_shape
+from srm.engine.device.model import MATRICES, build_step_graph, graph_shape
 from srm.engine.device.products import (
     FLOAT8,
     Product,
@@ -114,6 +114,14 @@ def test_variants_need_folded_norms() -> None:
     ):
         with pytest.raises(ConfigError, match="variants = tanh: they need product = own"):
             choose_variants(["tanh"], cast(Product, product), model, BF16)
+    assert choose_variants(["rejection"], None, WIDE, DType.float32) == {"rejection"}
+
+
+def test_a_graph_samples_by_rejection_where_asked() -> None:
+    for names, rejects in ([], "false"), (["rejection"], "true"):
+        variants = choose_variants(names, None, TINY, DType.float32)
+        graph = build_step_graph(TINY, DType.float32, CPU(), variants=variants)
+        assert f"rejects = {rejects}" in str(graph)
 
 
 def test_graphs_of_variants_differ() -> None:
