@@ -43,6 +43,11 @@ def parsed(line: Any = None, endpoint: str = "/v1/completions", **fields: Any) -
     [
         (b"{", "invalid_json_line", None),
         (b"\xff\xfe", "invalid_json_line", None),
+        (
+            b'{"custom_id": "a", "method": "POST", "url": "/", "body": {"x": "\xff"}}',
+            "invalid_json_line",
+            None,
+        ),
         (b'{"body":' + b"[" * 100_000, "invalid_json_line", None),
         (b"[1]", "invalid_json_line", None),
         (b"1", "invalid_type", None),
