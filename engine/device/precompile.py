@@ -28,7 +28,7 @@ from srm.engine.device.graph_cache import GraphCache, cache_path
 from srm.engine.device.linear import graph_dtype
 from srm.engine.device.model import graph_shape
 from srm.engine.device.processor import level
-from srm.engine.device.products import choose_product, choose_variants
+from srm.engine.device.products import VariantName, choose_product, choose_variants
 from srm.engine.device.telemetry import turn_off_telemetry
 from srm.engine.messages import MAX_LOGPROBS
 from srm.engine.weights.checkpoint import read_model
@@ -66,7 +66,7 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Dtype of weights and activations; auto: float32 on a processor, bfloat16 on a GPU."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU, same as the engine's setting of this name."""
-    variants: tuple[str, ...] = ()
+    variants: tuple[VariantName, ...] = ()
     """Kernels that benchmarks compare with today's."""
     gpu_arch: str = "sm_90a"
     """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""

@@ -10,7 +10,7 @@ that a token does not depend on how many others are computed beside it. Both tak
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from max.driver import Device
 from max.dtype import DType
@@ -21,7 +21,8 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 Variants = frozenset[str]
-VARIANTS = ("tanh", "ahead", "stores", "clusters", "mixed", "rejection")
+VariantName = Literal["tanh", "ahead", "stores", "clusters", "mixed", "rejection"]
+VARIANTS = get_args(VariantName)
 """Names of kernels that a graph has instead of today's. None is a default before a GPU's record
 shows that it is right and at least as fast.
 

@@ -19,6 +19,7 @@ from research.bench.peaks.memory import measure_memory
 from research.bench.peaks.rates import memory_peak, peaks
 from srm.engine.config import DEMO_MODEL, Dtype, EngineConfig, ProductSetting
 from srm.engine.device.libc import keep_freed_memory
+from srm.engine.device.products import VariantName
 from srm.engine.weights.random_model import write_random_model
 
 
@@ -35,8 +36,9 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Dtypes of matrices and activations; each is measured. A GPU has bfloat16 and float8."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU, same as the engine's setting of this name."""
-    variants: tuple[str, ...] = ()
-    """Kernels of a GPU that are measured instead of today's."""
+    variants: tuple[VariantName, ...] = ()
+    """Kernels that are measured instead of today's, all in one graph; a processor has `rejection`
+    alone."""
     repetitions: int = 5
     """Measurements of each figure; the median is reported, the record has all."""
     seconds: float = 1.0
@@ -50,6 +52,8 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
         device, absent = self.device, {"cpu": "float8", "gpu": "float32"}[self.device]
         if absent in self.dtypes:
             raise ValueError(f"dtypes must not have {absent} where device is {device}")
+        if device == "cpu" and {*self.variants} - {"rejection"}:
+            raise ValueError("variants must be rejection or none where device is cpu")
         super().__post_init__()
 
 
