@@ -30,15 +30,15 @@ def stay_near(address: str) -> None:
             return
         node = int((device / "numa_node").read_text())
         near = _numbers(device / "local_cpulist") if node >= 0 else set()
+        if not (cores := near & os.sched_getaffinity(0)):
+            log.warning("GPU %s is at NUMA node %d: this process has no cores there", address, node)
+            return
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread.name), cores)
     except (OSError, ValueError) as error:
-        log.warning("the NUMA node of GPU %s is not known (%s)", address, error)
+        log.warning("GPU %s: this process stays on all of its cores (%s)", address, error)
         return
-    if not (cores := near & os.sched_getaffinity(0)):
-        log.warning("GPU %s is at NUMA node %d: this process has no cores there", address, node)
-        return
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it has ended
-            os.sched_setaffinity(int(thread.name), cores)
     log.info("GPU %s is at NUMA node %d: cores %s", address, node, sorted(cores))
 
 

@@ -60,13 +60,10 @@ class EngineClient:
         heartbeat_s: float = HEARTBEAT_S,
         engine_timeout_s: float = ENGINE_TIMEOUT_S,
         away_s: float = AWAY_S,
-        first: int = 0,
     ) -> None:
-        """`endpoint` has that of each engine, with commas between them. Where several engines have
-        as much to do, engine `first`, counted around, is chosen."""
+        """`endpoint` has that of each engine, with commas between them."""
         endpoints = endpoint.split(",")
         self.streams = Streams(*(partial(self._send, number) for number in range(len(endpoints))))
-        self.streams.spread.first = first % len(endpoints)
         self.engines = [
             EngineConnection(
                 *(endpoint, heartbeat_s, engine_timeout_s),

@@ -69,10 +69,14 @@ class Spread:
         """Whether an engine has been unreachable for so long that nothing waits for it."""
         self.given = [0] * count
         """Samples of streams that are open here, for which each engine is waited for."""
-        self.first = 0
-        """Engine that is chosen first where several have as much to do; another in each process."""
+        self._first, self._processes = 0, 1
         self._total = [0] * count  # samples that an engine had by its last Status
         self._own = [0] * count  # `given` at that time
+
+    def share(self, number: int, processes: int) -> None:
+        """Allow for so many processes that give engines streams. Where several engines have as much
+        to do, engine `number`, counted around, is chosen first."""
+        self._first, self._processes = number % self.count, max(1, processes)
 
     def note_status(self, engine: int, status: Status | None) -> None:
         """Note what an engine says of itself, or that it is not to be given anything."""
@@ -119,7 +123,7 @@ class Spread:
         # Statuses are up to a second old. Meanwhile other processes, which see the same ones, are
         # taken to have done what this one did: else all would fill one engine's gap.
         own = sum(self._own)
-        processes = sum(self._total) / own if own else 1.0
+        processes = min(sum(self._total) / own if own else 1.0, self._processes)
         up = {
             engine: self._load(engine, status, processes)
             for engine, status in enumerate(self.statuses)
@@ -127,7 +131,7 @@ class Spread:
         }
         ready = [engine for engine in up if self._is_ready(engine)] or list(up)
         engines = sorted(
-            ready, key=lambda engine: (up[engine], (engine - self.first) % self.count)
+            ready, key=lambda engine: (up[engine], (engine - self._first) % self.count)
         )[:most]
         prompt = request.prompt_token_ids
         if len(engines) == 1 and len(prompt) >= PREFIX_BYTES:

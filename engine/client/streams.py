@@ -473,6 +473,7 @@ class Streams:
             if (direct := self.table.put(tokens, version)) is not None:
                 self._direct.append(direct)
         if ends:  # as rows too, so that they come with the tokens before them
+            self.settle()
             numbers, reasons = np.array(ends).T
             no_tokens = np.full(len(ends), -1, np.int32)
             self.table.put(step_tokens(numbers, no_tokens, reasons.astype(np.uint8)), version)

@@ -237,8 +237,10 @@ class TokenTable:
 
     def keeps_searched(self, tokens: Tokens, version: int) -> bool:
         """Whether `put` would no longer hand out the tokens of a reader that is searched."""
-        is_kept = (tokens.reasons != 0) | (version != self.version)
-        return bool(self.flags[IS_SEARCHED, tokens.owners[is_kept] >> INDEX_BITS].any())
+        if version != self.version:  # of all readers, whether they have rows or not
+            return bool((self.flags[IS_SEARCHED] & self.flags[IS_DIRECT]).any())
+        ended = tokens.owners[tokens.reasons != 0] >> INDEX_BITS
+        return bool(self.flags[IS_SEARCHED, ended].any())
 
     def count_tokens(self) -> None:
         """Count what came lately, for readers that are there."""

@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
         listeners.append(admin or listen(config.admin_host, config.admin_port))
     # The engine is not given up while it may still be busy.
     timeout_s = max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
-    client = EngineClient(config.endpoint, engine_timeout_s=timeout_s, first=os.getpid())
+    client = EngineClient(config.endpoint, engine_timeout_s=timeout_s)
+    client.streams.spread.share(os.getpid(), config.api_processes)
     draining = Draining()
     keys = Keys([])
     signal.signal(signal.SIGHUP, lambda *_: _reread(keys, config.api_keys_file))

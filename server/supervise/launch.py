@@ -147,6 +147,7 @@ def _supervisor(
     why_no_jobs = os.memfd_create("srm-why-no-jobs")
     server = msgspec.structs.replace(
         server,
+        api_processes=num_apis,
         endpoint=",".join(endpoints),
         listen_fd=listeners[0].fileno(),
         admin_fd=listeners[1].fileno() if server.admin_port else -1,

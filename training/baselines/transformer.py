@@ -58,7 +58,8 @@ class Attention(nn.Module):
         )
         queries, keys = rotated(queries), rotated(keys)
         if queries.device.type == "cpu" and torch.is_grad_enabled():
-            ways = [fastest_attention(queries.shape, queries.dtype), SDPBackend.MATH]
+            width, longest = queries.shape[-1], 2 ** (queries.shape[-2] - 1).bit_length()
+            ways = [fastest_attention(self.heads, longest, width, queries.dtype), SDPBackend.MATH]
             with sdpa_kernel(ways, set_priority=True):
                 y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         else:
@@ -68,10 +69,14 @@ class Attention(nn.Module):
 
 
 @cache
-def fastest_attention(shape: torch.Size, dtype: torch.dtype) -> SDPBackend:
-    """Return how this processor trains attention on queries [rows, heads, length, e] in the least
-    time: torch's fused kernel is made for long rows, and takes longer for short ones."""
-    queries, keys, values = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(3))
+def fastest_attention(heads: int, length: int, width: int, dtype: torch.dtype) -> SDPBackend:
+    """Return how this processor trains attention on queries [rows, heads, length, width] in the
+    least time: torch's fused kernel is made for long rows, and takes longer for short ones. Some
+    4,096 tokens are tried, so that a run loses little by it."""
+    shape, random = (max(1, 4096 // length), heads, length, width), torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        torch.randn(shape, generator=random).to(dtype).requires_grad_() for _ in range(3)
+    )
 
     def seconds(backend: SDPBackend) -> float:
         started = time.process_time()
@@ -90,10 +95,11 @@ def rotation(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [end - begin, width / 2] of the angles of positions, which are
     computed in float64."""
-    half = torch.arange(width // 2, dtype=torch.float64, device=device)
-    positions = torch.arange(begin, end, dtype=torch.float64, device=device)
-    angles = positions[:, None] * ROTATION_BASE ** (-2 * half / width)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    with torch.inference_mode(False):  # training takes what a sampler left here
+        half = torch.arange(width // 2, dtype=torch.float64, device=device)
+        positions = torch.arange(begin, end, dtype=torch.float64, device=device)
+        angles = positions[:, None] * ROTATION_BASE ** (-2 * half / width)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotated(x: Tensor, begin: int = 0) -> Tensor:

@@ -110,7 +110,9 @@ def redrawn_means(counts: Sequence[Tally], ks: Sequence[int], times: int, seed: 
 
     A problem's rate is drawn from Beta(right + 1/2, wrong + 1/2), what its samples say of it by
     Jeffreys' prior; so one without a right sample has a small rate, and not 0. That prior's shift
-    of the mean is taken off: the draws lie about the estimate.
+    of the mean is taken off: the draws lie about the estimate. At k near the number of samples,
+    intervals of rare rates still hold the true value less often than they say (0.75 to 0.9 of the
+    times in simulations, 0.96 at a tenth of the samples).
     """
     random, means = np.random.default_rng(seed), np.empty((times, len(ks)))
     drawn, right, _ = (np.array(column) for column in zip(*counts, strict=True))

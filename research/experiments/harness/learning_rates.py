@@ -46,7 +46,7 @@ def search(
         missing = [start for start in neighbours(best_rate(tried)) if start not in tried]
         if not missing:
             break
-        tried |= {start: measure(start) for start in missing}
+        tried |= {start: measure(start) for start in missing[: most - len(tried)]}
     return tried
 
 

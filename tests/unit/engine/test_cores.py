@@ -98,12 +98,25 @@ def test_threads_stay_at_the_node_of_their_gpu(
     assert ran.stderr == (log if is_pinned else "")
 
 
+def test_a_machine_that_pins_nothing_ends_no_engine(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "not allowed")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(cores, "SYSFS", machine.parent / "sys")
+    write_sysfs(machine.parent / "sys", "0-1", "1", "0-127")
+    cores.stay_near(GPU)
+    assert "stays on all of its cores ([Errno 1] not allowed)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("node", "cores_of_node", "reason"),
     [
         ("1", "64-127", "is at NUMA node 1: this process has no cores there"),
         ("-1", "0-127", "is at NUMA node -1: this process has no cores there"),
-        ("?", "0", "is not known (invalid literal"),
+        ("?", "0", "stays on all of its cores (invalid literal"),
     ],
 )
 def test_where_no_core_is_near_that_is_said_and_nothing_done(

@@ -22,6 +22,7 @@ from srm.training.baselines.transformer import (
     TransformerShape,
     fastest_attention,
     rotated,
+    rotation,
 )
 from srm.training.baselines.transformer_sampler import TransformerSampler
 from srm.training.grpo.rollouts import RolloutSampling
@@ -126,9 +127,17 @@ def test_a_transformer_begins_with_outputs_of_one_size() -> None:
             assert 1 <= stream.std() <= 1.5 and 0.8 <= model(ids).std() <= 1.2
 
 
+def test_training_takes_sines_that_sampling_left() -> None:
+    rotation.cache_clear()
+    with torch.inference_mode():
+        rotated(torch.ones(1, 5, 8))
+    x = torch.ones(1, 5, 8, requires_grad=True)
+    torch.autograd.backward((rotated(x) * x).sum())
+
+
 def test_attention_takes_the_way_that_is_faster_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processor's clock, tried once for a shape; both ways have the same gradients."""
-    shape, grads = torch.Size([2, 3, 9, 8]), []
+    grads = []
     attention = Attention(TransformerShape(24, 1, 3, 24, VOCAB))
     x = torch.randn(2, 9, 24)
     for slower in (0.0, 1.0):
@@ -137,7 +146,7 @@ def test_attention_takes_the_way_that_is_faster_here(monkeypatch: pytest.MonkeyP
             "srm.training.baselines.transformer.time.process_time", seconds.__next__
         )
         fastest_attention.cache_clear()
-        way = fastest_attention(shape, torch.float32)
+        way = fastest_attention(3, 16, 8, torch.float32)
         assert way == (SDPBackend.MATH if slower else SDPBackend.FLASH_ATTENTION)
         attention.zero_grad()
         torch.autograd.backward(attention(x).sum())

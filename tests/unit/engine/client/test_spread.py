@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,9 +80,21 @@ def test_each_process_begins_with_another_of_idle_engines() -> None:
     firsts = []
     for first in range(4):
         spread = spread_of(4)
-        spread.first = first
+        spread.share(first, 4)
         firsts.append([engine_of(spread, request_of(f"{number}")) for number in range(4)])
     assert firsts == [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("own", [1, 3])
+def test_what_batches_have_waiting_is_no_work_of_other_processes(own: int) -> None:
+    """Of one API process: what it gives an idle engine is not multiplied by their thousands."""
+    spread = spread_of(2)
+    spread.share(0, 1)
+    spread.given = [own, 0]
+    waiting = msgspec.structs.replace(IDLE, running=200, waiting=4000)
+    for engine, status in enumerate((waiting, IDLE)):
+        spread.note_status(engine, status)
+    assert {engine_of(spread, request_of(f"{number}")) for number in range(100)} == {1}
 
 
 STATUS_STEPS = 125
@@ -109,7 +122,7 @@ def loads_by_step(processes: int, engines: int, rows: int, num_steps: int, lost:
         total[engine] -= 1
 
     for number, spread in enumerate(spreads):
-        spread.first = number % engines
+        spread.share(number, processes)
     for step in range(num_steps):
         is_lost = lost <= step < lost + 2 * STATUS_STEPS
         if step == lost:

@@ -138,6 +138,50 @@ def test_a_completion_ends_where_the_finder_says(emit: str) -> None:
     assert engine.stream.unfinished == 2 * N - 3
 
 
+class InOrder:
+    """Hears tokens, and ends nothing."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def find(self, indices: I64, token_ids: I32, reasons: U8) -> list[int]:
+        self.heard += token_ids[token_ids >= 0].tolist()
+        return []
+
+    def add(self, index: int, token: int, reason: int) -> bool:
+        self.heard.append(token)
+        return False
+
+
+@pytest.mark.parametrize("between", ["an end without a token", "other weights"])
+def test_a_finder_hears_tokens_in_their_order(between: str) -> None:
+    """Those that were to be written come before those that are kept from then on."""
+    finder = InOrder()
+    engine = Engine("tokens", finder)
+    streams, first = engine.streams, engine.requests[0].stream
+    streams.set_writer(lambda steps: finder.heard.extend(int(step.token_ids[0]) for step in steps))
+    streams.open([request("other", emit="tokens")])
+    other = engine.heard[-1]
+    assert isinstance(other, Request)
+
+    def say(token: int, number: int, version: int) -> None:
+        rows = np.array([number]), np.array([token], np.int32), np.zeros(1, np.uint8)
+        streams.receive(Outputs([], step_tokens(*rows).to_wire(), weights_version=version))
+
+    say(0, first, 1)
+    engine.stream.read_new()
+    assert engine.stream.hand_out()
+    say(1, first, 1)
+    if between == "other weights":
+        say(9, other.stream, 2)
+        say(2, first, 2)
+    else:
+        streams.receive(Outputs([Output("b", 0, b"", finish_reason="error")]))
+        say(2, first, 1)
+    streams.settle()
+    assert finder.heard == [0, 1, 2]
+
+
 def test_the_engine_counts_tokens_of_what_is_aborted() -> None:
     """What has come and was not read counts too, and a lost engine says nothing more."""
     heard: list[ToEngine] = []
