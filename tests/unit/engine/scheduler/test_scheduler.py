@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from srm.engine.state.sequence import sample_seeds
@@ -71,6 +72,18 @@ def test_samples_fork_from_one_prefix_until_the_last_one_has() -> None:
     complete(scheduler, last)
     assert sorted(output.index for output in step(scheduler)) == [3, 4]
     assert scheduler.table.num_free == 3
+
+
+def test_samples_stopped_before_their_first_row_let_go_of_the_prefix() -> None:
+    scheduler = scheduler_of(num_slots=4, max_step_rows=2)
+    scheduler.add(request_of(n=4, max_tokens=5))
+    scheduled(scheduler)
+    forks = scheduled(scheduler)
+    assert (len(forks.slots), scheduler.prefixes.num_pinned) == (2, 1)
+    slots = scheduler.registry.by_id["a"].slots[:4]
+    left = np.flatnonzero(~np.isin(slots, forks.slots)).astype(np.int32)
+    assert scheduler.stop("a", left) == 2
+    assert scheduler.prefixes.num_pinned == 0
 
 
 def test_long_prompts_are_fed_in_chunks_behind_the_decode_rows() -> None:
