@@ -18,7 +18,7 @@ from tests.kit.serving import Server, free_port, wait_until, write_text_model
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8_192)
 FLAGS = ("--device=gpu", "--num-slots=256", "--stall-s=1000")
 SAMPLES, TOKENS = 64, 2
-"""Of a request: enough for eight engines, each of which steps."""
+"""Samples of a request, which are enough for each of eight engines to make steps."""
 LAUNCH = rb'"process": (\d+), "thread": \d+, "device": (\d+), "call": "cuLaunch'
 
 Serve = Callable[..., AbstractContextManager[Server]]

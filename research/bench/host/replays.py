@@ -32,7 +32,7 @@ from srm.engine.process.engine import Engine
 from srm.engine.steps.batch import FROM_DEVICE
 
 Ways = dict[str, tuple[ModelRunner, bool]]
-"""What computes the steps of each way, and whether it replays them."""
+"""The runner of each way of stepping, and whether it replays captured steps."""
 CHECKED_STEPS = 6
 WARM_STEPS = 8
 

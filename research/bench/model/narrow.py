@@ -28,7 +28,7 @@ DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""
 FLOAT32_BITS = 24
 LARGEST = 127
-"""Of int8, as both signs have it."""
+"""The largest int8 code, whose negative exists too."""
 TURNED = 16
 """Neighbours that a Hadamard transform mixes."""
 WIDTH, SEEN, TRIED = 512, 4096, 256

@@ -82,11 +82,12 @@ static void take(struct connection *own, const char *data, size_t size) {
   keep_tail(own, data, size);
 }
 
-/* A reply is whole with its last event; what it says of tokens is its usage. */
+/* A reply is whole with its last event, which begins a line, as no text within JSON does; what it
+ * says of tokens is its usage. */
 static void end(struct connection *own) {
   static const char name[] = "\"completion_tokens\":";
   const char *at = strstr(own->tail, name);
-  if (!strcmp(own->status, "HTTP/1.1 200") && strstr(own->tail, "data: [DONE]") && at) {
+  if (!strcmp(own->status, "HTTP/1.1 200") && strstr(own->tail, "\ndata: [DONE]") && at) {
     num_whole++;
     num_tokens += atoll(at + sizeof name - 1);
   }

@@ -44,7 +44,7 @@ def test_registers_suffice_and_blocks_fit(source: str, defines: list[str]) -> No
 
 
 def test_tanh_halves_special_functions() -> None:
-    """Of SiLU of a tile: 128 values a thread, and one each of its two rows' norms."""
+    """A thread has 128 values of SiLU a tile, and one norm of each of its two rows."""
     today, tanh = (codes_of(names)["normed_up"] for names in ("", ALL))
     assert (today.count(MUFU), tanh.count(MUFU)) == (258, 130)
     assert len(tanh) <= len(today) - 250
@@ -77,7 +77,7 @@ def codes_of(variants: str) -> dict[str, list[int]]:
 
 
 def test_mixing_in_a_product_takes_few_instructions() -> None:
-    """Of the 128 channels that a thread has of a tile."""
+    """A thread mixes 128 channels of a tile, each in at most twelve instructions."""
     codes = codes_of("")
     plain, mixed = (codes[f"{kind}_proj_in"] for kind in ("normed", "mixed"))
     assert len(mixed) - len(plain) <= 12 * 128

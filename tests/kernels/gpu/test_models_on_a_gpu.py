@@ -127,7 +127,7 @@ def test_sequences_are_the_same_beyond_2_to_the_32_values(kept_graphs: Path) -> 
 
 
 def test_variant_mixed_changes_no_bit(kept_graphs: Path) -> None:
-    """Of prompts' scores, of tokens, and of states."""
+    """Prompts' scores, tokens and states are compared."""
     model, slots = random_shape(512), np.arange(ROWS, dtype=np.int32)
     prompts = np.random.default_rng(1).integers(model.vocab_size, size=(PROMPTS, LENGTH)).tolist()
     results = []

@@ -221,7 +221,7 @@ def ran(kernels: dict[str, str]) -> Callable[[str, int], Run]:
 
 
 def run_variants(variants: str, name: str, rows: int) -> Run:
-    """What a kernel of variants gives; as deep as `ran` has it."""
+    """Run a kernel of these variants, as deep as `ran` runs today's."""
     depth = (512 if rows == max(ROW_COUNTS) else 256) * (1 + name.endswith("e4m3"))
     text = compile_kernels(f"variants={variants}")[f"{name} {COLUMNS} {depth}"]
     return run(text, name, rows, depth, variants=variants)

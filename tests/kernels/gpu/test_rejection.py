@@ -38,7 +38,7 @@ EVERY = ROWS | {
     "zeros": lambda rng, vocab: np.where(rng.random(vocab) < 0.5, -0.0, rng.integers(-1, 2, vocab)),
 }
 LEFT = [GREEDY, Settings(top_k=50, top_p=0.75), Settings(2, 9, 0.5, 0.0625)]
-"""Of rows that are not."""
+"""Settings of rows that are greedy, or drawn by the search."""
 
 
 @pytest.fixture(scope="module")

@@ -79,15 +79,23 @@ def test_all_replies_are_read_and_counted(sink: Path, sinks: int) -> None:
     assert 0 < total["first_s"] <= total["seconds"] * sinks
 
 
+END_IN_TEXT = (
+    reply(3, 3)
+    .partition(b"data: [DONE]")[0]
+    .replace(b'"completion_tokens"', b'"text":"data: [DONE]","completion_tokens"')
+)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
         reply(3, 3).replace(b"200 OK", b"503 No"),
         reply(3, 3).partition(b"data: [DONE]")[0],
+        END_IN_TEXT,
         reply(3, 3).replace(b"completion_tokens", b"tokens"),
         b"",
     ],
-    ids=["a refusal", "no end", "no usage", "nothing"],
+    ids=["a refusal", "no end", "an end in a text", "no usage", "nothing"],
 )
 def test_a_reply_that_is_not_whole_is_an_error(sink: Path, broken: bytes) -> None:
     with (

@@ -74,7 +74,7 @@ def test_samples_fork_from_one_prefix_until_the_last_one_has() -> None:
     assert scheduler.table.num_free == 3
 
 
-def test_samples_stopped_before_their_first_row_let_go_of_the_prefix() -> None:
+def test_samples_stopped_before_a_row_let_go_of_the_prefix() -> None:
     scheduler = scheduler_of(num_slots=4, max_step_rows=2)
     scheduler.add(request_of(n=4, max_tokens=5))
     scheduled(scheduler)
