@@ -304,11 +304,11 @@ def forbidden_identifiers(tree: ast.AST) -> list[str]:
 
 
 def test_imports_keep_the_rules() -> None:
-    """All but the one face, which imports a command when asked for it."""
+    """All but two faces: the command, and the layer for torch."""
     broken = [
         f"{path.relative_to(ROOT)}: {violation}"
         for name, path in MODULES.items()
-        if name != "srm.__main__"
+        if name not in {"srm.__main__", "srm.torch"}
         for violation in violations(name, tree_of(path))
     ]
     assert not broken, "\n".join(broken)

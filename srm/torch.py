@@ -1,0 +1,135 @@
+"""An SRM's token mixer as a layer of any model of torch.
+
+It is called as the layers of flash-linear-attention are, and keeps its state in their caches:
+https://github.com/fla-org/flash-linear-attention/blob/main/fla/layers/gla.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from srm.engine.config import ModelConfig
+from srm.training.huggingface.mixers_srm import TokenMixer
+from srm.training.huggingface.units_srm import CHUNK, Places, split_documents
+
+
+class MixerCache(list[dict[str, Any]]):
+    """States of layers, by `layer_idx`. Any cache of flash-linear-attention stands in for it."""
+
+    def update(self, *, layer_idx: int, offset: int, **state: Any) -> MixerCache:  # noqa: ARG002
+        """Set a layer's state; layers come in their order the first time."""
+        self[layer_idx : layer_idx + 1] = [state]
+        return self
+
+
+class MixerLayer(TokenMixer):
+    """y_t = α · Σ_{s≤t} λ^(t-s) · x_s + β in each head (paper eq. 1-4), between two projections.
+
+    A call without a cache is parallel. One of several tokens works in chunks, and one of a token
+    after a cache's state is a step of the recurrence. All give the same y.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 4,
+        n_ctx: int = 2048,
+        *,
+        chunk_size: int = CHUNK,
+        layer_idx: int = 0,
+        **variant: Any,
+    ) -> None:
+        """α and β belong to positions, of which there are `n_ctx`. `variant` are `mixer`,
+        `use_projections`, `decay`, `decay_constant` and `kernel_size` of a model's `config.json`.
+
+        Tokens that one matrix spans are `chunk_size`, at least 2; from the sequence's length on it
+        is the parallel form, whose memory grows with the square. Raises ValueError, or TypeError
+        for a name that is not known.
+        """
+        if chunk_size < 2:
+            raise ValueError(f"chunk_size must be at least 2, got {chunk_size}")
+        super().__init__(ModelConfig(hidden_size, 1, num_heads, n_ctx, vocab_size=2, **variant))
+        self.chunk_size, self.layer_idx = chunk_size, layer_idx
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, None, Any]:
+        """Mix [rows, length, hidden_size]; return it, no attentions, and the cache.
+
+        `attention_mask` [rows, length] is 0 at padding, on either side, where y is 0. `cu_seqlens`
+        i[sequences + 1] are the ends of sequences packed in one row, from 0 on. `past_key_values`
+        begins empty; after a call with `use_cache` it has the states f32[rows, units, hidden_size]
+        and numbers of tokens i64[rows] of this layer. Raises ValueError for what does not go
+        together, and where a sequence would have more than `n_ctx` tokens.
+        """
+        rows, length, _ = hidden_states.shape
+        if output_attentions:
+            raise ValueError("output_attentions must be false: a recurrence has no attentions")
+        if use_cache and past_key_values is None:
+            raise ValueError("past_key_values must be a cache where use_cache is true")
+        if cu_seqlens is not None:
+            if attention_mask is not None or use_cache or rows != 1:
+                raise ValueError("cu_seqlens must stand without mask and cache, with one row")
+            y, _ = super().forward(hidden_states, self._packed(cu_seqlens, length))
+            return y, None, past_key_values
+        order = None
+        lengths = torch.full((rows,), length, device=hidden_states.device)
+        if attention_mask is not None:
+            if attention_mask.shape != (rows, length):
+                got = list(attention_mask.shape)
+                raise ValueError(f"attention_mask must be [{rows}, {length}], got {got}")
+            mask = attention_mask.bool()
+            lengths = mask.sum(1)
+            order = (
+                (~mask)
+                .to(torch.int8)
+                .argsort(dim=1, stable=True)[..., None]
+                .expand_as(hidden_states)
+            )
+            hidden_states = hidden_states.gather(1, order)  # tokens first, then padding
+        before, positions = None, torch.zeros_like(lengths)
+        has_state = past_key_values is not None and len(past_key_values) > self.layer_idx
+        if has_state:
+            before, positions = past_key_values[self.layer_idx]["recurrent_state"]
+            before = before.transpose(0, 1)
+        elif use_cache:
+            shape = self.config.units_per_layer, rows, self.config.d_model
+            before = hidden_states.new_zeros(shape, dtype=torch.float32)
+        ends = positions + lengths
+        self._check_length(int(ends.max()) if has_state or order is not None else length)
+        columns = torch.arange(length, device=hidden_states.device)
+        inside = (positions[:, None] + columns).clamp(max=self.config.n_ctx - 1)
+        is_simple = not has_state and order is None
+        places = Places(slice(length) if is_simple else inside, chunk=self.chunk_size)
+        if order is not None:
+            places.lengths = lengths
+        y, states = super().forward(hidden_states, places, before)
+        if order is not None:
+            y = y * (columns < lengths[:, None])[..., None]
+            y = torch.zeros_like(y).scatter(1, order, y)
+        if use_cache and states is not None:
+            state = states.transpose(0, 1), ends
+            past_key_values.update(recurrent_state=state, layer_idx=self.layer_idx, offset=length)
+        return y, None, past_key_values
+
+    def _packed(self, cu_seqlens: Tensor, length: int) -> Places:
+        sizes = torch.diff(cu_seqlens)
+        if int(cu_seqlens[0]) or int(cu_seqlens[-1]) != length or (sizes < 0).any():
+            raise ValueError(f"cu_seqlens must rise from 0 to {length}, got {cu_seqlens.tolist()}")
+        self._check_length(int(sizes.max()))
+        is_first = torch.zeros(1, length, dtype=torch.bool, device=cu_seqlens.device)
+        is_first[0, cu_seqlens[:-1][sizes > 0].long()] = True
+        return split_documents(is_first, self.chunk_size)
+
+    def _check_length(self, length: int) -> None:
+        if length > (n_ctx := self.config.n_ctx):
+            raise ValueError(f"a sequence must have at most n_ctx = {n_ctx} tokens, got {length}")
