@@ -19,6 +19,7 @@ from srm.engine.config import DEMO_MODEL
 from srm.engine.weights.checkpoint import load_checkpoint, read_model
 from srm.errors import CheckpointError, ConfigError
 from srm.server.text.text import Text
+from srm.settings import load
 from srm.training import pretrain as pretraining
 from srm.training.checkpoint import load_model
 from srm.training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
@@ -29,6 +30,7 @@ from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
 from srm.training.text.packed_batches import PackedBatches
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
+from tests.kit.serving import ROOT
 from tests.unit.training.conftest import assert_same_run, run_on_two
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
@@ -49,6 +51,13 @@ def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(folder: Path, steps: int, **changes: object) -> list[float]:
     return pretrain(msgspec.structs.replace(TINY, output=folder, steps=steps, **changes)).steps
+
+
+@pytest.mark.parametrize("width", [512, 1024, 2048])
+def test_configs_of_the_papers_sizes_are_read(width: int) -> None:
+    path = ROOT / "research" / "configs" / f"pretrain-{width}.toml"
+    config = load(PretrainConfig, ["--config", str(path)])
+    assert (config.d_model, config.steps * config.batch_tokens) == (width, 200_000 * 2**16)
 
 
 def test_tokenizer_begins_texts_and_gives_them_back(tokenizer: Tokenizer) -> None:
