@@ -111,6 +111,7 @@ it."""
 MAY_IMPORT_LIBRARY = {
     "transformers": ("training.huggingface", "research.bench.peers.programs"),
     "max": ("engine.device", "research.bench.engine", "research.bench.gpu", "research.bench.peaks"),
+    "triton": ("training.huggingface",),
     "torch": ("engine.pytorch", "training", "research.experiments", "research.bench.model"),
     "ray": ("deploy.ray", "srm.verl"),
     "llguidance": ("engine.constraints", "server.text.constraint_process"),

@@ -21,6 +21,7 @@ from srm.training.huggingface.mixers_srm import Block, Projection, stacked_units
 from srm.training.huggingface.units_srm import (
     CHUNK,
     Places,
+    RunUnit,
     Unit,
     place_units,
     split_documents,
@@ -80,6 +81,8 @@ class SRM(BlockModel):
     separator: int | None = None
     """Token that begins a document, each of which `forward` computes as if it stood alone; None: a
     row is one."""
+    run_unit: RunUnit | None = None
+    """What runs the units of token mixers forward, as `units_triton.run_unit`; None: torch."""
 
     def __init__(self, config: ModelConfig) -> None:
         blocks = (Block(config) for _ in range(config.num_layers))
@@ -96,6 +99,7 @@ class SRM(BlockModel):
         places = Places(slice(ids.shape[1]), chunk=chunk)
         if self.separator is not None:
             places = split_documents(ids == self.separator, chunk)
+        places.run = self.run_unit
         placed = self._place_units(places, x, ids.shape[1])
         for block, units in zip(self.mixer_blocks, placed, strict=True):
             x, _ = block(x, places, None, units)

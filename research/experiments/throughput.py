@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
@@ -78,7 +79,15 @@ PAPER_TOKENS = {512: 412_000, 1_024: 202_000, 2_048: 65_000}
 """Tokens a second of one of the paper's two H100 NVL, by width of the SRM, in updates of 128 rows:
 12.58, 6.15 and 1.99 of its samples a second, taken as such updates of both."""
 PAPER_ROWS = 128
-Form = Literal["eager", "compiled", "captured", "compiled captured"]
+Form = Literal[
+    "eager",
+    "compiled",
+    "captured",
+    "compiled captured",
+    "triton",
+    "triton captured",
+    "compiled triton captured",
+]
 
 
 class _Published(SRM):
@@ -118,7 +127,8 @@ class ThroughputFlags(ExperimentSettings, frozen=True):
     """Models to measure, in this order. SRM is the form that is trained with, of mixed heads with
     decay and projections; the others of it differ in what they are named by."""
     forms: tuple[Form, ...] = ("eager",)
-    """How updates of each are made: with `compile`, `capture`, both or neither."""
+    """How updates of each are made: with `compile`, `capture`, both or neither; `triton`, with
+    token mixing by the Triton kernels of `training/huggingface/units_triton.py`."""
     widths: tuple[int, ...] = (128, 256, 512, 1_024, 2_048)
     """Widths to measure each at."""
     rows: int = PAPER_ROWS
@@ -130,9 +140,10 @@ class ThroughputFlags(ExperimentSettings, frozen=True):
         super().__post_init__()
         if (wrong := set(self.kinds) - set(KINDS)) or not self.kinds:
             raise ValueError(f"kinds must be some of {', '.join(KINDS)}, got {sorted(wrong)}")
-        is_captured = any("captured" in form for form in self.forms)
-        if not self.forms or (is_captured and self.device == "cpu"):
+        if not self.forms or (self.device == "cpu" and set(self.forms) - {"eager", "compiled"}):
             raise ValueError(f"forms must be eager or compiled on a CPU, got {self.forms}")
+        if any("triton" in form for form in self.forms) and self.kinds != ("SRM",):
+            raise ValueError(f"kinds must be SRM where forms have triton, got {self.kinds}")
         if any(width < 1 or width % MULTIPLE for width in self.widths) or not self.widths:
             raise ValueError(f"widths must be multiples of {MULTIPLE}, got {self.widths}")
         if not 1 <= self.micro_batches <= self.rows or self.rows % self.micro_batches:
@@ -161,7 +172,7 @@ def measure(config: Settings, kind: str, form: Form, width: int, seed: int) -> N
     """Time whole updates; return their rate, and the most memory that they took.
 
     On a CPU memory is what the process gained; so each call needs a fresh process there. An error
-    of torch, as where memory runs out, is returned as `failed`.
+    of torch, as where memory runs out, or that there is no Triton, is returned as `failed`.
     """
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(seed)
@@ -175,7 +186,7 @@ def measure(config: Settings, kind: str, form: Form, width: int, seed: int) -> N
     try:
         with processes(config.device) as own:
             return counted | _timed(config, kind, form, width, own)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, ImportError) as error:
         traceback.print_exc()
         return counted | {"failed": _reason(error)}
 
@@ -211,6 +222,12 @@ def _timed(config: Settings, kind: str, form: Form, width: int, own: Processes) 
 
         update = partial(run.update, parts, loss)
         flops = config.rows * count_flops(model, config.n_ctx)
+        if "triton" in form:
+            assert isinstance(model, SRM)
+            module = import_module(
+                "srm.training.huggingface.units_triton"
+            )  # only a GPU's torch has
+            model.run_unit = module.run_unit
         started = time.monotonic()
         for _ in range(WARM_UP):
             update()

@@ -10,7 +10,7 @@ raised to a negative power.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -37,6 +37,8 @@ class Places:
     chunk: int = CHUNK
     """Tokens that one matrix spans, at least 2. With the length of x it is the published form
     (paper eq. 1-4), whose time and memory grow with length²."""
+    run: RunUnit | None = None
+    """What runs each unit over rows without states in the place of operations of torch."""
 
 
 class Unit(NamedTuple):
@@ -55,6 +57,7 @@ class Unit(NamedTuple):
     """What its sums are made of, once it is placed."""
 
 
+RunUnit = Callable[[Tensor, Unit, Places], Tensor]
 Level = tuple[Tensor, Tensor | None]
 """Powers of the decay between the tokens of a chunk, [..., H, t, s], and to each of its tokens from
 the chunk before, [..., t, H, 1]; None: there is one chunk."""
@@ -77,7 +80,7 @@ def place_units(
             tuple(next(row) for _ in alpha_out),
             None if beta is None else next(row),
             None if gamma is None else next(row),
-            _levels(decay, length, places.chunk, dtype) if length else (),
+            _levels(decay, length, places.chunk, dtype) if length and places.run is None else (),
         )
         placed.append(unit)
     return [[Unit(*unit) for unit in units] for units in _by_mixer(placed)]
@@ -125,7 +128,12 @@ class Units:
     def run(self, x: Tensor) -> Tensor:
         """Run the next unit."""
         assert self.placed is not None
-        decay, alpha_in, alpha_out, beta, gamma, levels = self.placed[self._run]
+        unit = self.placed[self._run]
+        if self.places.run is not None:
+            assert self._states is None
+            self._run += 1
+            return self.places.run(x, unit, self.places)
+        decay, alpha_in, alpha_out, beta, gamma, levels = unit
         x = x.to(self._dtype(x))
         inputs = x if alpha_in is None else alpha_in.to(x.dtype) * x
         y = decayed_sums(inputs, levels, self.places.documents)

@@ -72,6 +72,13 @@ def test_captured_updates_are_timed(kind: str, monkeypatch: pytest.MonkeyPatch) 
         throughput.Settings(forms=("eager", "captured"))
 
 
+def test_triton_is_measured_on_a_gpu_for_an_srm_alone() -> None:
+    with pytest.raises(ValueError, match="forms must be eager or compiled on a CPU, got"):
+        throughput.Settings(forms=("triton",), kinds=("SRM",))
+    with pytest.raises(ValueError, match="kinds must be SRM where forms have triton, got"):
+        throughput.Settings(forms=("eager", "triton captured"), device="gpu")
+
+
 def test_a_forms_rows_are_named_by_it_beside_the_papers_speed() -> None:
     config = throughput.Settings(widths=(512,), kinds=("SRM",), forms=("eager", "compiled"))
     done = {"parameters": 1, "flops": 1, "tokens_per_s": 2.0, "bytes": 2**20}
