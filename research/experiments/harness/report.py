@@ -23,7 +23,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Return mean and standard deviation; of a single value the value."""
+    """Return mean and standard deviation, as every page says; of a single value the value."""
     deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{deviation}"
 

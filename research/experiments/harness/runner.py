@@ -36,6 +36,8 @@ NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "grpo", "grpo_minutes"
 """Settings that results do not depend on: a cached result is used whatever they are. Of GRPO some
 do, whose experiment says so."""
 
+SPREADS = "± is the standard deviation over seeds, except where a standard error is named."
+
 NO_LIMIT = 2**31
 """Number of updates that no run makes."""
 
@@ -184,7 +186,7 @@ def publish(
     made_with = ", ".join([f"torch {torch.__version__}", *sorted(precisions - {""})])
     stem = f"experiment-{config.name}"
     picture = f"{record['date']}-{record['commit']}-{stem}.svg"
-    reported = f"{made_with}; cases ran at {', '.join(commits)}."
+    reported = f"{made_with}; cases ran at {', '.join(commits)}. {SPREADS}"
     text = "\n\n".join([reported, *blocks, f"![the same as a picture]({picture})"]) + "\n"
     page = write_record(record, stem, text, config.output)
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
