@@ -25,7 +25,10 @@ class Schedule(msgspec.Struct, frozen=True):
     weight_decay: float
     save_every: int
     clip_norm: float = 1.0
-    decline: Literal["linear", "cosine"] = "linear"
+    decline: Literal["linear", "cosine", "wsd"] = "linear"
+    decline_share: float = 0.2
+    """Last share over which `wsd` falls, linearly; 0: the rate stays, as that of a run from whose
+    saves shorter ones branch off."""
     evaluate_every: int = 0
     keep_best: bool = False
     """Whether the run's result is the weights of least evaluation loss instead of the last ones."""
@@ -51,7 +54,8 @@ class Schedule(msgspec.Struct, frozen=True):
     """Whether losses, learning rates and tokens per second are also written for TensorBoard."""
 
     def rate(self, step: float) -> float:
-        """Return a step's learning rate: linear up over the warm-up, then down to zero."""
+        """Return a step's learning rate: linear up over the warm-up, then down to zero as `decline`
+        says."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         return self._declined((self.steps - step) / max(1, self.steps - self.warmup_steps))
@@ -72,6 +76,8 @@ class Schedule(msgspec.Struct, frozen=True):
     def _declined(self, left: float) -> float:
         if self.decline == "cosine":
             left = (1 - math.cos(math.pi * left)) / 2
+        elif self.decline == "wsd":
+            left = min(1.0, left / self.decline_share) if self.decline_share else 1.0
         return self.learning_rate * left
 
 

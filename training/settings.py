@@ -139,8 +139,9 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Peak learning rate: reached after the warm-up, then falling to 0."""
     warmup_steps: int = 200
     """Updates over which the learning rate rises."""
-    decline: Literal["linear", "cosine"] = "linear"
-    """How the learning rate falls after the warm-up."""
+    decline: Literal["linear", "cosine", "wsd"] = "linear"
+    """How the learning rate falls after the warm-up; `wsd` (warm-up, stable, decay): linearly over
+    the last fifth."""
     weight_decay: float = 0.01
     """Weight decay of the AdamW optimizer."""
     clip_norm: float = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from srm.training.settings import PretrainConfig
 from srm.training.text.packed_batches import PackedBatches
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 from tests.kit.serving import ROOT
-from tests.unit.training.conftest import assert_same_run, run_on_two
+from tests.unit.training.conftest import StopAt, assert_same_run, run_on_two, tiny_run
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
 TINY = PretrainConfig(batch_tokens=256, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
@@ -383,6 +384,35 @@ def test_learning_rate_warms_up_and_decays_to_zero() -> None:
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(1 / 90)
     assert all(a > b for a, b in pairwise(rates[10:]))
+
+
+def test_wsd_stays_until_its_last_share() -> None:
+    schedule = Schedule(110, 1.0, 10, 0.0, 1, decline="wsd")
+    rates = {at: schedule.rate(at) for at in (0, 10, 90, 91, 100, 109)}
+    assert rates == pytest.approx({0: 0.1, 10: 1.0, 90: 1.0, 91: 0.95, 100: 0.5, 109: 0.05})
+    by_clock = msgspec.structs.replace(schedule, steps=0, minutes=1.0)
+    assert [by_clock.rate_by_clock(99, spent) for spent in (0.1, 0.8, 0.9, 1.0)] == pytest.approx(
+        [1.0, 1.0, 0.5, 0.0]
+    )
+    stays = msgspec.structs.replace(by_clock, decline_share=0.0)
+    assert stays.rate_by_clock(99, 1.0) == 1.0
+
+
+def test_a_branch_of_a_wsd_run_has_the_bits_of_a_short_run(
+    texts: Path, tmp_path: Path, stop_at: StopAt
+) -> None:
+    run = tiny_run(texts, tmp_path / "long", steps=20, decline="wsd", save_every=1)
+    with stop_at(7), pytest.raises(KeyboardInterrupt):
+        pretrain(run)
+    shutil.copytree(run.output, tmp_path / "branch")
+    short = msgspec.structs.replace(run, steps=8)
+    losses = [
+        pretrain(msgspec.structs.replace(short, output=tmp_path / name)).steps
+        for name in ("branch", "short")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+    models = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("branch", "short"))
+    assert next(models) == next(models)
 
 
 def test_countdown_is_learned_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
