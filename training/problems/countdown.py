@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,16 @@ LONGEST = 1 + 6 * SIZES[-1]
 _TOKENS = re.compile(r"\d+|[a-z]+|\S")
 _IDS = {word: token for token, word in enumerate(VOCABULARY)}
 _PROMPT = re.compile(r"make (\d+) of (\d+(?: \d+)*) :")
+
+
+class Bounds(NamedTuple):
+    """Bounds of targets; the upper one is also that of results of steps."""
+
+    least: int
+    largest: int
+
+
+USUAL = Bounds(LEAST_TARGET, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,9 @@ def parse_prompt(prompt: str) -> Countdown:
     return Countdown(tuple(map(int, match[2].split())), int(match[1]))
 
 
-def combine(random: np.random.Generator, numbers: Ints, is_chain: bool) -> SolvedPuzzles:
+def combine(
+    random: np.random.Generator, numbers: Ints, is_chain: bool, bounds: Bounds = USUAL
+) -> SolvedPuzzles:
     """Combine the numbers [problems, size] at random; return those with a target in bounds."""
     count, size = numbers.shape
     rows, left = np.arange(count), random.permuted(numbers, axis=1)
@@ -139,7 +151,7 @@ def combine(random: np.random.Generator, numbers: Ints, is_chain: bool) -> Solve
         if not is_chain:
             a, b = np.maximum(a, b), np.minimum(a, b)
         results = np.stack([a + b, a - b, a * b, a // np.maximum(b, 1)], 1)
-        possible = (results >= 1) & (results <= LARGEST)
+        possible = (results >= 1) & (results <= bounds.largest)
         possible[:, 3] &= a % np.maximum(b, 1) == 0
         drawn = random.random((count, 4)) ** (1 / _WEIGHTS)
         sign = np.where(possible, drawn, -1.0).argmax(1)
@@ -150,7 +162,7 @@ def combine(random: np.random.Generator, numbers: Ints, is_chain: bool) -> Solve
         if is_chain:
             left[:, 0] = result
     target = steps[:, -1, 3]
-    is_valid = (steps[:, :, 3] > 0).all(1) & (target >= LEAST_TARGET)
+    is_valid = (steps[:, :, 3] > 0).all(1) & (target >= bounds.least)
     return SolvedPuzzles(numbers, target, steps).where(is_valid)
 
 

@@ -6,6 +6,8 @@ are the same tokens, which are decoded as " 25 * 3". What is no such token is `<
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from srm.training.problems.countdown import BOS, EOS, VOCABULARY
@@ -16,16 +18,18 @@ _SPACE = "Ġ"
 """A space in byte-level BPE."""
 
 
-def countdown_tokenizer() -> Tokenizer:
-    """Return the tokenizer, whose ids are those of `VOCABULARY`."""
-    words = (*VOCABULARY, UNKNOWN)
+def countdown_tokenizer(
+    vocabulary: Sequence[str] = VOCABULARY, token: str = r"\d+|[a-z]+|\S"
+) -> Tokenizer:
+    """Return the tokenizer, whose ids are those of the vocabulary; `token` is a regex."""
+    words = (*vocabulary, UNKNOWN)
     spelled = (word if word in _SPECIAL else _SPACE + word for word in words)
     entries = {word: token for token, word in enumerate(spelled)}
     model = models.BPE(entries, [], unk_token=UNKNOWN, fuse_unk=True, ignore_merges=True)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d+|[a-z]+|\S"), "removed", invert=True),
+            pre_tokenizers.Split(Regex(token), "removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False),
         ]
     )
@@ -33,6 +37,6 @@ def countdown_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in _SPECIAL])
     begin = VOCABULARY[BOS]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, BOS)]
+        single=f"{begin} $A", special_tokens=[(begin, vocabulary.index(begin))]
     )
     return tokenizer

@@ -1,6 +1,6 @@
 """Rewards of completions: any function of a completion and its question, named by settings.
 
-The two of GSM8K compare values, so that 1,000 is 1000 and 18.00 is 18. They read a completion up to
+Those of GSM8K compare values, so that 1,000 is 1000 and 18.00 is 18. They read a completion up to
 where it begins a question of its own. That of countdown reads the puzzle in the question.
 """
 
@@ -21,6 +21,7 @@ Reward = Callable[[str, Question], float]
 MOST_REWARD = 1e18
 """Largest reward, as of other numbers of training: sums of squares still have a root."""
 _STRICT = re.compile(r"####\s*([-$0-9.,]*[0-9])")
+_RESULT = re.compile(r"=\s*[$€£]?(-?[0-9][0-9,]*(?:\.[0-9]+)?)")
 _NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+")
 
 
@@ -34,6 +35,18 @@ def gsm8k_lenient(completion: str, question: Question) -> float:
     """Return 1.0 if the last number, wherever it is, is the answer's, else 0.0."""
     numbers, wanted = _NUMBER.findall(_own(completion)), final_number(question)
     return float(bool(numbers) and _value(numbers[-1]) == wanted)
+
+
+def gsm8k_worked(completion: str, question: Question) -> float:
+    """Return 1.0 if the first `#### <number>` is the answer's, and so are the results before it,
+    which stand behind `=`, in their order; else 0.0."""
+    own = results_of(_own(completion))
+    return gsm8k_strict(completion, question) * (own == results_of(question.answer))
+
+
+def results_of(text: str) -> list[Decimal | None]:
+    """Return the numbers behind `=` in worked steps, such as `2*3=6` or `<<2*3=6>>6`."""
+    return [_value(number) for number in _RESULT.findall(text.partition("####")[0])]
 
 
 def final_number(question: Question) -> Decimal:

@@ -1,4 +1,8 @@
-"""What models of `coverage` learn and answer: countdown puzzles, or questions of files."""
+"""What models of `coverage` learn and answer: countdown puzzles, or questions of files.
+
+Another task is a class as `SolvingTask` describes, which `read_task` of the experiment returns by
+its name.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,21 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from research.experiments.harness import large_puzzles
 from srm.errors import ConfigError
 from srm.training.data import CountdownBatches, EpochBatches
 from srm.training.finetuning.examples import Example, in_order, padded
 from srm.training.loop import TrainingBatches
 from srm.training.problems import countdown
-from srm.training.problems.countdown import SIZES, Countdown, draw_split
+from srm.training.problems.countdown import SIZES, USUAL, Bounds, Countdown, draw_split
+from srm.training.problems.countdown_tokenizer import countdown_tokenizer
 from srm.training.questions.questions import Question, check_apart, read_questions
-from srm.training.questions.rewards import final_number, gsm8k_strict
+from srm.training.questions.rewards import (
+    final_number,
+    gsm8k_strict,
+    gsm8k_worked,
+    results_of,
+)
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 LONGEST_TEXT = 320
@@ -67,6 +78,8 @@ class SolvingTask(Protocol):
     """Most tokens of a problem with its answer, begin and end token included."""
     guesses: str
     """Words for what `guess` draws."""
+    tokenizer: Tokenizer
+    """What the ids stand for."""
 
     def batches(self, seed: int, tokens: int) -> EvaluatedBatches:
         """Return batches of about `tokens` tokens."""
@@ -87,6 +100,7 @@ class CountdownTask:
 
     def __init__(self, puzzles: Mapping[str, Sequence[Countdown]]) -> None:
         """`puzzles` has those to answer by kind."""
+        self.tokenizer = countdown_tokenizer()
         self._puzzles = [*chain.from_iterable(puzzles.values())]
         self.problems = [
             PosedProblem(puzzle.prompt, prompt_ids(puzzle), partial(is_right, puzzle), kind)
@@ -99,6 +113,36 @@ class CountdownTask:
 
     def guess(self, samples: int, seed: int) -> list[int]:
         return draw_random(self._puzzles, samples, seed)
+
+
+class LargeCountdownTask:
+    """Countdown puzzles of seven numbers with large targets, digits as tokens."""
+
+    begin, end = large_puzzles.BEGIN, large_puzzles.END
+    vocab_size = len(large_puzzles.VOCABULARY)
+    longest = large_puzzles.LONGEST
+    guesses = "random combinations"
+
+    def __init__(self, puzzles: Sequence[Countdown]) -> None:
+        """`puzzles` are those to answer."""
+        self._puzzles = puzzles
+        self.tokenizer = countdown_tokenizer(large_puzzles.VOCABULARY, large_puzzles.TOKEN)
+        self.problems = [self._posed(puzzle) for puzzle in puzzles]
+
+    def _posed(self, puzzle: Countdown) -> PosedProblem:
+        prompt = large_puzzles.prompt_of(puzzle)
+        ids = [self.begin, *large_puzzles.parse_ids(prompt)]
+        return PosedProblem(prompt, ids, partial(self._is_right, puzzle))
+
+    def _is_right(self, puzzle: Countdown, ids: Sequence[int]) -> bool:
+        text = "".join(large_puzzles.VOCABULARY[token] for token in ids[:-1])
+        return bool(ids) and ids[-1] == self.end and countdown.is_solved(puzzle, text)
+
+    def batches(self, seed: int, tokens: int) -> large_puzzles.LargeBatches:
+        return large_puzzles.LargeBatches(seed, tokens)
+
+    def guess(self, samples: int, seed: int) -> list[int]:
+        return draw_random(self._puzzles, samples, seed, large_puzzles.BOUNDS)
 
 
 class TextBatches:
@@ -121,7 +165,8 @@ class TextBatches:
 
 class TextTask:
     """Questions of a file, whose answers end with `#### <number>`; those of another one are
-    learned, by a tokenizer that is trained on them."""
+    learned, by a tokenizer that is trained on them. The results of all steps are judged: guesses
+    are too often right in the last one alone."""
 
     begin, end = BEGIN_ID, END_ID
     longest = LONGEST_TEXT
@@ -133,7 +178,7 @@ class TextTask:
         asked = [*chain.from_iterable(by_kind.values())]
         learned = read_questions(train)
         check_apart("input", learned, asked)
-        self._learned_numbers = Counter(numbers("train", learned))
+        self._learned_results = Counter(results("train", learned))
         for question in learned:
             if gsm8k_strict(question.answer, question) != 1:
                 raise ConfigError(
@@ -150,7 +195,7 @@ class TextTask:
                 f"train: {train} must have {2 * EVALUATED} rows of at most {self.longest} tokens, "
                 f"has {len(self._examples)} of {len(learned)}"
             )
-        self._numbers = numbers("input", asked)
+        self._results = results("input", asked)
         self.problems = [
             self._problem(question, kind)
             for kind, of_kind in by_kind.items()
@@ -169,18 +214,18 @@ class TextTask:
         return PosedProblem(prompt, ids, partial(self._is_right, question), kind)
 
     def _is_right(self, question: Question, ids: Sequence[int]) -> bool:
-        """Whether an answer has ended and its number is right."""
+        """Whether an answer has ended and its results are right."""
         if not ids or ids[-1] != END_ID:
             return False
-        return gsm8k_strict(self.tokenizer.decode(ids[:-1]), question) == 1.0
+        return gsm8k_worked(self.tokenizer.decode(ids[:-1]), question) == 1.0
 
     def batches(self, seed: int, tokens: int) -> TextBatches:
         return TextBatches(self._examples, seed, tokens)
 
     def guess(self, samples: int, seed: int) -> list[int]:
-        counts = np.array([self._learned_numbers[number] for number in self._numbers])
+        counts = np.array([self._learned_results[wanted] for wanted in self._results])
         random = np.random.default_rng(seed)
-        right: list[int] = random.binomial(samples, counts / self._learned_numbers.total()).tolist()
+        right: list[int] = random.binomial(samples, counts / self._learned_results.total()).tolist()
         return right
 
 
@@ -200,10 +245,11 @@ def encode(tokenizer: Tokenizer, questions: Sequence[Question], longest: int) ->
     return examples
 
 
-def numbers(setting: str, questions: Sequence[Question]) -> list[Decimal]:
-    """Return the numbers that the answers end with. Raises ConfigError where there is none."""
+def results(setting: str, questions: Sequence[Question]) -> list[tuple[Decimal | None, ...]]:
+    """Return the results of each answer's steps and the number that it ends with. Raises
+    ConfigError where there is none."""
     try:
-        return [final_number(question) for question in questions]
+        return [(*results_of(row.answer), final_number(row)) for row in questions]
     except ValueError as error:
         raise ConfigError(f"{setting}: {error}") from None
 
@@ -215,7 +261,9 @@ def draw_puzzles(random: np.random.Generator, count: int, is_held_out: bool) -> 
     return list(chain.from_iterable(zip(*by_size, strict=True)))[:count]
 
 
-def draw_random(problems: Sequence[Countdown], samples: int, seed: int) -> list[int]:
+def draw_random(
+    problems: Sequence[Countdown], samples: int, seed: int, bounds: Bounds = USUAL
+) -> list[int]:
     """Combine the numbers of each problem at random; return how often that makes the target."""
     right = []
     for place, problem in enumerate(problems):
@@ -223,7 +271,8 @@ def draw_random(problems: Sequence[Countdown], samples: int, seed: int) -> list[
         while drawn < samples:
             count = min(100_000, samples - drawn)
             rows = np.tile(np.array(problem.numbers), (count, 1))
-            solved += int((countdown.combine(random, rows, False).target == problem.target).sum())
+            made = countdown.combine(random, rows, False, bounds).target
+            solved += int((made == problem.target).sum())
             drawn += count
         right.append(solved)
     return right

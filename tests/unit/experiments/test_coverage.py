@@ -379,7 +379,7 @@ def test_questions_of_files_are_learned_and_answered(questions: list[str], tmp_p
     assert "The row random has answers drawn from those of the training questions." in page
 
 
-def test_answers_of_questions_are_judged_by_their_number_once_they_have_ended(
+def test_answers_are_judged_by_all_results_once_they_have_ended(
     tmp_path: Path,
 ) -> None:
     train = write_questions(tmp_path / "train.jsonl", range(2 * EVALUATED))
@@ -395,6 +395,7 @@ def test_answers_of_questions_are_judged_by_their_number_once_they_have_ended(
     assert problem.is_right([*ids(" It is 7.\n#### 3,000"), task.end])
     assert not problem.is_right(ids(" It is 7.\n#### 3,000")) and not problem.is_right([task.end])
     assert not problem.is_right([*ids(" It is 3000."), task.end]) and not problem.is_right([])
+    assert not problem.is_right([*ids(" 2 * 1 = 2\n#### 3,000"), task.end])
     none, some = task.guess(10_000, 0)
     assert none == 0 and 0 < some < 50, "one training answer in 1,024 is 14"
     batches = task.batches(0, 300)

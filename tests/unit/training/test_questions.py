@@ -10,7 +10,13 @@ from pyarrow import parquet
 
 from srm.errors import ConfigError
 from srm.training.questions.questions import Question, read_questions
-from srm.training.questions.rewards import gsm8k_lenient, gsm8k_strict, load_reward, rewarded
+from srm.training.questions.rewards import (
+    gsm8k_lenient,
+    gsm8k_strict,
+    gsm8k_worked,
+    load_reward,
+    rewarded,
+)
 
 GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "gsm8k" / "dev.jsonl"
 
@@ -44,6 +50,27 @@ def question(answer: str) -> Question:
 def test_rewards_of_gsm8k(completion: str, answer: str, strict: int, lenient: int) -> None:
     assert gsm8k_strict(completion, question(answer)) == strict
     assert gsm8k_lenient(completion, question(answer)) == lenient
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("2 bags hold 2*3=6.\nIn all 6 + 1,000 = $1,006.00\n#### 1006", 1),
+        ("2*3=<<2*3=6>>6, 6+1000=<<6+1000=1006>>1006\n#### 1006", 1),
+        ("3 + 3 = 6, 1000 + 6 = 1006\n#### 1006", 1),
+        ("2*3=7, 7+999=1006\n#### 1006", 0),
+        ("6+1000=1006, 2*3=6\n#### 1006", 0),
+        ("6+1000=1006\n#### 1006", 0),
+        ("2*3=6, 6+1000=1006, 1006+0=1006\n#### 1006", 0),
+        ("2*3=6, 6+1000=1006\n#### 1007", 0),
+        ("2*3=6, 6+1000=1006", 0),
+        ("#### 1006\n2*3=6, 6+1000=1006", 0),
+        ("2*3=6, 6+1000=1006\n#### 1006\nQuestion: 1 + 1 = 2?", 1),
+    ],
+)
+def test_worked_answers_have_all_results_in_order(completion: str, right: int) -> None:
+    asked = question("They hold 2*3=<<2*3=6>>6.\nSo 6+1000=<<6+1000=1006>>1006\n#### 1006")
+    assert gsm8k_worked(completion, asked) == right
 
 
 def test_an_answer_without_a_number_is_refused() -> None:
@@ -140,3 +167,4 @@ def test_the_solutions_of_gsm8k_are_right() -> None:
     assert len(questions) > 500
     assert all(gsm8k_strict(item.answer, item) == 1 for item in questions)
     assert all(gsm8k_lenient(item.answer, item) == 1 for item in questions)
+    assert all(gsm8k_worked(item.answer, item) == 1 for item in questions)
