@@ -19,6 +19,8 @@ from srm.training.model import BlockModel
 
 ROTATION_BASE = 10_000.0
 """The longest period of a rotation, in units of 2π tokens."""
+NORM_EPS = 1e-5
+"""What a mean of squares is raised by; torch's own default is 0.008 in bfloat16."""
 PROBES = 3
 """Times that each way of computing attention is tried."""
 
@@ -119,9 +121,9 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.token_norm = nn.RMSNorm(shape.d_model)
+        self.token_norm = nn.RMSNorm(shape.d_model, NORM_EPS)
         self.attention = Attention(shape)
-        self.channel_norm = nn.RMSNorm(shape.d_model)
+        self.channel_norm = nn.RMSNorm(shape.d_model, NORM_EPS)
         self.gate_up = nn.Linear(shape.d_model, 2 * shape.hidden, bias=False)
         self.down = nn.Linear(shape.hidden, shape.d_model, bias=False)
 
@@ -143,7 +145,7 @@ class Transformer(BlockModel):
     def __init__(self, shape: TransformerShape) -> None:
         blocks = [TransformerBlock(shape) for _ in range(shape.num_layers)]
         sizes = shape.vocab_size, shape.d_model
-        super().__init__(shape, sizes, iter(blocks), nn.RMSNorm(shape.d_model))
+        super().__init__(shape, sizes, iter(blocks), nn.RMSNorm(shape.d_model, NORM_EPS))
         added = {part for block in blocks for part in (block.attention.out, block.down)}
         for module in self.modules():
             if isinstance(module, nn.Embedding):

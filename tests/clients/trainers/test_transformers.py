@@ -17,14 +17,18 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional as F
 
+from research.experiments.harness import large_puzzles
+from research.experiments.harness.llama_folder import save_llama
 from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import convert
 from srm.engine.weights.delta import write_delta
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.tensors import is_scalar
+from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.checkpoint import load_model
 from srm.training.model import SRM
+from srm.training.problems.countdown_tokenizer import countdown_tokenizer
 from srm.training.problems.drawn import problems
 from tests.clients.conftest import Noted, Printed
 from tests.kit.models.forms import CONFIGS, LENGTHS, TOLERANCE
@@ -43,6 +47,26 @@ def for_transformers(model: Path, folder: Path) -> Path:
 def small(tmp_path: Path) -> Path:
     write_random_model(tmp_path / "small", SMALL)
     return for_transformers(tmp_path / "small", tmp_path / "model")
+
+
+def test_a_saved_transformer_is_a_llama(tmp_path: Path, printed: Printed) -> None:
+    torch.manual_seed(0)
+    vocabulary = large_puzzles.VOCABULARY
+    model = Transformer(TransformerShape(64, 3, 4, 96, len(vocabulary)))
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # norms begin as ones, which nothing could take for others
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+    ends = large_puzzles.BEGIN, large_puzzles.END
+    tokenizer = countdown_tokenizer(vocabulary, large_puzzles.TOKEN)
+    save_llama(model, tmp_path / "llama", 70, tokenizer, ends)
+    ids = torch.randint(0, len(vocabulary), (3, 70))
+    with torch.no_grad():
+        logits = model(ids).numpy()
+    expected = {"ids": ids.numpy(), "logits": logits}
+    save_file(expected, tmp_path / "llama" / "expected.safetensors")
+    error, kind, tokens = printed("transformers_llama", str(tmp_path / "llama"))
+    assert error < 1e-5 and kind == "LlamaForCausalLM"
+    assert tokens == large_puzzles.parse_ids("make 64 of 25, 3 :")
 
 
 def test_every_variant_is_the_same_function_however_its_rows_are_padded(
