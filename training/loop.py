@@ -209,7 +209,7 @@ class Run:
         done, schedule = len(self.losses.steps), self._schedule
         if schedule.steps:
             return f"{done} of {schedule.steps}"
-        return f"{done}, {self._elapsed() / 60:.1f} of {schedule.minutes:g} min"
+        return f"{done}, {self.elapsed() / 60:.1f} of {schedule.minutes:g} min"
 
     def end_by_clock(self, update_s: float) -> None:
         """Set `is_over` if all updates are made, or no time is left for another that long; all
@@ -223,16 +223,17 @@ class Run:
         within `minutes`; all processes must call it."""
         if not self._schedule.minutes:
             return True
-        ends = self._elapsed() + seconds + sum(self._last_s.values())
+        ends = self.elapsed() + seconds + sum(self._last_s.values())
         return not self._total(self._own.is_first and ends >= 60 * self._schedule.minutes)
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
+        """Return the seconds of the run, those of its earlier processes too."""
         return self._earlier_s + self.clock() - self._begun
 
     def _spent(self) -> float:
         """Return the share that has passed of the time for updates by the first process's clock."""
         available = 60 * self._schedule.minutes - sum(self._last_s.values())
-        share = self._elapsed() / max(available, 1e-9)
+        share = self.elapsed() / max(available, 1e-9)
         return self._total(min(1.0, share) if self._own.is_first else 0.0)
 
     @contextmanager
@@ -486,7 +487,7 @@ class Run:
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
-            run["seconds"] = max(self._elapsed(), 60 * self._schedule.minutes * self._is_late)
+            run["seconds"] = max(self.elapsed(), 60 * self._schedule.minutes * self._is_late)
             run["models"] = self._models
         # The log is written first: a resumed run drops the lines of updates that are not saved.
         try:

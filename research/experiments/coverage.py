@@ -1,11 +1,12 @@
 """`research.experiments coverage`: problems solved for the same compute, SRM and a Transformer.
 
-Both learn countdown puzzles, or the questions of a file, for the same processor time, each at the
-best of several learning rates, which are tried for a part of it. Then both answer problems that
-neither was trained on, many times: pass@k stands over samples, over operations and over seconds of
-the processor. Beside them are guesses, which need no model: random combinations of the numbers, or
-answers drawn from those of the training questions. SRM is sampled by our engine in this process,
-the Transformer by a loop in torch with keys and values kept: no other engine has it.
+Both learn a task for the same processor time, each from the best of several learning rates and
+initial scales, which are tried for a part of it. One run makes the models of several times: its
+learning rate stays, and falls at the end of copies of it. Then both answer problems that neither
+was trained on, many times: pass@k stands over samples, over operations and over seconds of the
+processor. Beside them are guesses, which need no model, and a claim holds only above them. SRM is
+sampled by our engine in this process, the Transformer by a loop in torch with keys and values kept:
+vLLM for CPUs draws fewer tokens in a core second from models of this size.
 
 With `grpo_minutes` both then learn from rewards of their own answers, for the same processor time
 too: SRM from many answers to a puzzle, the Transformer from few.
@@ -14,13 +15,14 @@ too: SRM from many answers to a puzzle, the Transformer from few.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import mean
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
 from research.experiments.finetuning import draw_coverage, gain, law, powers, rates, rates_by_seed
+from research.experiments.harness.large_puzzles import draw_even
 from research.experiments.harness.learning_rates import (
     Start,
     best_rate,
@@ -40,11 +43,17 @@ from research.experiments.harness.learning_rates import (
 from research.experiments.harness.models import HEADS, REFERENCE
 from research.experiments.harness.reinforcing import GRPOSettings, reinforce
 from research.experiments.harness.report import AVERAGED, finish, first_and_last, spread, table
-from research.experiments.harness.result_cache import Numbers, digest
+from research.experiments.harness.result_cache import Numbers, digest, folder_of
 from research.experiments.harness.runner import Report, Results, check_writable, fit, run_cases
 from research.experiments.harness.settings import ExperimentSettings
 from research.experiments.harness.solving import draw_answers
-from research.experiments.harness.tasks import CountdownTask, SolvingTask, TextTask, draw_puzzles
+from research.experiments.harness.tasks import (
+    CountdownTask,
+    LargeCountdownTask,
+    SolvingTask,
+    TextTask,
+    draw_puzzles,
+)
 from srm.engine.config import ModelConfig
 from srm.engine.weights.tensors import is_scalar
 from srm.errors import ConfigError
@@ -67,6 +76,8 @@ from srm.training.text.whole_files import replace_file
 TRANSFORMER, RANDOM = "Transformer", "random"
 PLAIN, BALANCED = "plain", "balanced"
 MODELS = (REFERENCE, TRANSFORMER)
+DECAYING = 0.2
+"""Last share of the minutes, over which the learning rate falls."""
 EVALUATION_BATCHES = 6
 RESAMPLED = 1_000
 """Bootstrap resamples of the problems for the intervals."""
@@ -88,18 +99,19 @@ class CoverageFlags(ExperimentSettings, frozen=True):
     """Flags of `python -m research.experiments coverage`."""
 
     LEAST_SEEDS: ClassVar[int] = 1
-    minutes: float = 10.0
-    """Processor minutes that each model is trained for."""
+    task: Literal["countdown-7", "countdown", "questions"] = "countdown-7"
+    """What is learned and answered: `countdown-7`, puzzles of seven numbers with targets of five
+    and six digits; `countdown`, those of the bundled model; `questions`, those of files."""
+    budgets: tuple[float, ...] = (2.0, 4.0, 8.0)
+    """Processor minutes that each model is trained for; one run makes the models of all."""
     train: Path | None = None
-    """File .jsonl or .parquet of questions to learn, whose answers end with `#### <number>`; None:
-    countdown puzzles are drawn."""
+    """File .jsonl or .parquet of questions to learn, whose answers end with `#### <number>`."""
     input: tuple[Path, ...] = ()
     """Files .jsonl and .parquet of questions to answer, like those of `train`, or of puzzles, whose
-    `question` reads "make 958 of 11 49 18 74 14 :"; none: held-out puzzles are drawn, of four, five
-    and six numbers in turn."""
-    problems: int = 60
+    `question` reads "make 958 of 11 49 18 74 14 :"; none: held-out puzzles are drawn."""
+    problems: int = 200
     """Number of problems to answer, the first ones of each file."""
-    samples: int = 10_000
+    samples: int = 1_000
     """Answers to each problem; the largest k."""
     grpo_minutes: float = 0.0
     """Processor minutes of GRPO, sampling and learning together, that each trained model then goes
@@ -108,18 +120,22 @@ class CoverageFlags(ExperimentSettings, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, {"problems": 1, "samples": 1, "grpo_minutes": 0.0})
-        if not self.minutes > 0:
-            raise ValueError(f"minutes must be above 0, got {self.minutes}")
-        if self.train is not None and not self.input:
-            raise ValueError("input must have files where train has one, got none")
-        if self.train is not None and self.grpo_minutes:
+        if not self.budgets or sorted({0.0, *self.budgets}) != [0.0, *self.budgets]:
+            raise ValueError(f"budgets must rise from above 0, got {self.budgets}")
+        are_questions = self.task == "questions"
+        if are_questions != (self.train is not None) or (are_questions and not self.input):
+            raise ValueError("train and input must be files where task is questions, and no other")
+        if self.task == "countdown-7" and self.input:
+            raise ValueError("input must be empty where task is countdown-7")
+        if self.task != "countdown" and self.grpo_minutes:
             got = self.grpo_minutes
-            raise ValueError(f"grpo_minutes must be 0 where train is a file, got {got}")
+            raise ValueError(f"grpo_minutes must be 0 where task is {self.task}, got {got}")
 
 
 class Settings(CoverageFlags, frozen=True):
     """Settings of `python -m research.experiments coverage`."""
 
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     search_minutes: float = 1.0
     """Processor minutes that each start of a model is tried for, with the first seed."""
     learning_rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
@@ -161,9 +177,9 @@ class Settings(CoverageFlags, frozen=True):
             if self.grpo_minutes
         }
 
-    def weights(self, kind: str, seed: int) -> Path:
+    def weights(self, kind: str, minutes: float, seed: int) -> Path:
         """Return the file of a trained model's weights."""
-        return self.results / "coverage" / f"model-{kind}-{seed}.pt"
+        return self.results / "coverage" / f"model-{kind}-{minutes:g}-{seed}.pt"
 
 
 def read_task(config: Settings) -> SolvingTask:
@@ -171,6 +187,8 @@ def read_task(config: Settings) -> SolvingTask:
     or with one that models are trained on."""
     if config.train is not None:
         return TextTask(config.train, read_inputs(config))
+    if config.task == "countdown-7":
+        return LargeCountdownTask(draw_even(np.random.default_rng(0), config.problems))
     if not config.input:
         drawn = draw_puzzles(np.random.default_rng(0), config.problems, is_held_out=True)
         return CountdownTask({"": drawn})
@@ -215,12 +233,20 @@ def _puzzles(questions: Sequence[Question]) -> Iterator[Countdown]:
 
 
 def fitted(
-    config: Settings, task: SolvingTask, kind: str, start: Start, minutes: float, seed: int
+    config: Settings,
+    task: SolvingTask,
+    kind: str,
+    start: Start,
+    minutes: float,
+    seed: int,
+    folder: Path | None = None,
+    **treatment: Any,
 ) -> tuple[LanguageModel, Numbers]:
     """Train a model for some processor minutes; return it, and its loss on what is held out."""
     batches = task.batches(seed, config.batch_tokens)
     make = partial(config.make, kind, task, start.scale)
-    run, model, took = fit(make, batches, seed, learning_rate=start.rate, minutes=minutes)
+    treatment |= {"learning_rate": start.rate, "minutes": minutes, "decline": "wsd"}
+    run, model, took = fit(make, batches, seed, folder=folder, **treatment)
     steps = len(took["training_losses"])
     tokens = sum(batches[step][0].numel() for step in range(steps))
     figures = {"steps": steps, "factors": count_factors(model)}
@@ -236,21 +262,50 @@ def tried(config: Settings, task: SolvingTask, kind: str, start: Start, seed: in
     return measure(seed) | start._asdict()
 
 
-def learned(config: Settings, task: SolvingTask, kind: str, start: Start, seed: int) -> Numbers:
-    """Train a model for the minutes and keep its weights; return its loss and their digest."""
-    model, figures = fitted(config, task, kind, start, config.minutes, seed)
-    with replace_file(config.weights(kind, seed)) as partial_file:
+def learned(
+    config: Settings, task: SolvingTask, kind: str, start: Start, minutes: float, seed: int
+) -> Numbers:
+    """Train a model for the minutes and keep its weights; return its loss and their digest.
+
+    A run with a learning rate that stays is kept for each of the times before; the next one, and
+    the model of its time, go on from there.
+    """
+    made_of = {"task": config.task, "minutes": config.budgets[0], **start._asdict()}
+    runs = folder_of(config.results / "coverage" / f"run-{kind}-{seed}", made_of)
+    train = partial(fitted, config, task, kind, start, seed=seed)
+    before: Path | None = None
+    for time in config.budgets[: config.budgets.index(minutes) + 1]:
+        stable = runs / f"stable-{time:g}"
+        if not stable.exists():
+            part = going_on(before, runs / f"part-{time:g}")
+            train(minutes=(1 - DECAYING) * time, folder=part, decline_share=0.0)
+            part.rename(stable)
+        before = stable
+    last = going_on(before, runs / f"last-{minutes:g}")
+    model, figures = train(minutes=minutes, folder=last, decline_share=DECAYING)
+    with replace_file(config.weights(kind, minutes, seed)) as partial_file:
         torch.save(model.state_dict(), partial_file)
-        return figures | start._asdict() | {"weights": digest([partial_file])}
+        weights = digest([partial_file])
+    shutil.rmtree(last)
+    return figures | start._asdict() | {"weights": weights}
+
+
+def going_on(before: Path | None, folder: Path) -> Path:
+    """Return the folder, which begins as a copy of another run's."""
+    if before is not None and not folder.exists():
+        copy = folder.with_name(f"copy-{folder.name}")
+        shutil.copytree(before, copy, dirs_exist_ok=True).rename(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def trained(
-    config: Settings, task: SolvingTask, kind: str, weights: str, seed: int
+    config: Settings, task: SolvingTask, kind: str, minutes: float, weights: str, seed: int
 ) -> LanguageModel:
     """Return a trained model, whose file has the digest `weights`. Raises ConfigError if it is
     missing or another one."""
     model: LanguageModel = config.make(kind, task)
-    path = config.weights(kind, seed)
+    path = config.weights(kind, minutes, seed)
     if digest([path]) != weights:
         raise ConfigError(f"results: {path} is not the model of its result: remove {path.parent}")
     try:
@@ -260,9 +315,12 @@ def trained(
     return model
 
 
-def solved(config: Settings, task: SolvingTask, kind: str, weights: str, seed: int) -> Numbers:
+def solved(
+    config: Settings, task: SolvingTask, kind: str, minutes: float, weights: str, seed: int
+) -> Numbers:
     """Answer the problems with a trained model; return the right answers of each."""
-    return draw_answers(trained(config, task, kind, weights, seed), task, config.samples, seed)
+    model = trained(config, task, kind, minutes, weights, seed)
+    return draw_answers(model, task, config.samples, seed)
 
 
 def rewarded(
@@ -270,20 +328,20 @@ def rewarded(
 ) -> Numbers:
     """Answer the problems with a trained model that has gone through GRPO; return the right answers
     of each, and what GRPO took."""
-    model = trained(config, task, case.kind, weights, seed)
+    model = trained(config, task, case.kind, config.budgets[-1], weights, seed)
     minutes, (_, rollouts, size) = config.grpo_minutes, case
     took = reinforce(model, config.grpo, minutes, rollouts, size, seed)
     return draw_answers(model, task, config.samples, seed) | took
 
 
 def run_all(config: Settings, task: SolvingTask) -> Results:
-    """Search the rates, train, and answer; or read from disk what was done before."""
+    """Guess, search the starts, train, and answer; or read from disk what was done before."""
     check_writable("results", config.results / "coverage")
     prompts = "\n".join(problem.prompt for problem in task.problems)
     problems = {"problems": hashlib.sha256(prompts.encode()).hexdigest()}
     made_of: dict[str, Any] = problems | {"train": digest([*filter(None, [config.train])])}
     made_of |= {"input": digest(config.input)}
-    results: Results = {}
+    results = run_cases(config, {RANDOM: partial(guessed, config, task)}, made_of)
 
     def measure(kind: str, start: Start) -> Numbers:
         case = {searching(kind, start): partial(tried, config, task, kind, start)}
@@ -293,8 +351,9 @@ def run_all(config: Settings, task: SolvingTask) -> Results:
     for kind in MODELS:
         search(map(Start, config.learning_rates), partial(measure, kind), config.most_starts)
     starts = {kind: best_start(results, kind) for kind in MODELS}
-    for seed in config.seeds:  # so that a run that is stopped has all of the first seeds
-        of_seed = run_seed(config, task, starts, made_of, seed)
+    # so that a run that is stopped has all of the first seeds
+    for seed, minutes in product(config.seeds, config.budgets):
+        of_seed = run_seed(config, task, starts, made_of, minutes, seed)
         for case, numbers in of_seed.items():
             results.setdefault(case, []).extend(numbers)
     return results
@@ -305,25 +364,40 @@ def run_seed(
     task: SolvingTask,
     starts: Mapping[str, Start],
     made_of: Mapping[str, Any],
+    minutes: float,
     seed: int,
 ) -> Results:
-    """Train from the starts, answer, and learn from rewards with one seed."""
+    """Train from the starts for the minutes, and answer, with one seed; at last learn from
+    rewards."""
 
-    def run(made_of: Mapping[str, Any], **cases: Callable[[int], Numbers]) -> Results:
-        return run_cases(config, cases, made_of, [seed])
+    def run(made_of: Mapping[str, Any], name: str, case: Callable[[int], Numbers]) -> Numbers:
+        results.update(run_cases(config, {name: case}, made_of, [seed]))
+        return results[name][0]
 
     results: Results = {}
     for kind, start in starts.items():
-        train = {training(kind): partial(learned, config, task, kind, start)}
-        results |= run({**made_of, **start._asdict()}, **train)
-        weights = results[training(kind)][0].get("weights", "")  # an older result has none
+        given = config, task, kind
+        train = partial(learned, *given, start, minutes)
+        about = {**made_of, **start._asdict(), "minutes": minutes, "first": config.budgets[0]}
+        weights = run(about, timed(training(kind), minutes), train)["weights"]
         of_weights = {**made_of, "weights": weights}
-        results |= run(of_weights, **{kind: partial(solved, config, task, kind, weights)})
+        run(of_weights, timed(kind, minutes), partial(solved, *given, minutes, weights))
         of_weights["grpo"] = {**asdict(config.grpo), "grpo_minutes": config.grpo_minutes}
         for name, case in config.grpo_cases.items():
-            if case.kind == kind:
-                results |= run(of_weights, **{name: partial(rewarded, config, task, case, weights)})
-    return results | run(made_of, **{RANDOM: partial(guessed, config, task)})
+            if case.kind == kind and minutes == config.budgets[-1]:
+                run(of_weights, name, partial(rewarded, config, task, case, weights))
+    return results
+
+
+def timed(case: str, minutes: float) -> str:
+    """Return the name of a case of models that are trained for the minutes."""
+    return f"{case} {minutes:g} min"
+
+
+def after(results: Results, minutes: float) -> Results:
+    """Return the results by names that leave out the minutes of these models."""
+    ending = timed("", minutes)
+    return {case.removesuffix(ending): of for case, of in results.items()}
 
 
 def guessed(config: Settings, task: SolvingTask, seed: int) -> Numbers:
@@ -377,52 +451,82 @@ def at_budget(solved_rates: Floats, ks: Sequence[int], budget: float) -> float:
 def page(config: Settings, task: SolvingTask, results: Results) -> list[str]:
     """Return the record's text: what came out, pass@k over samples, operations and seconds, and
     what training took."""
-    ks, few = spaced(config.samples), powers(config.samples)
-    curves = {case: rates(results[case], ks).mean(axis=0) for case in (*MODELS, RANDOM)}
-    cost = {kind: costs(results, kind) for kind in MODELS}
-    at_few = {case: rates(results[case], few) for case in curves}
+    few = powers(config.samples)
     kinds = np.array([problem.kind for problem in task.problems])
-    groups = {"": np.full(len(kinds), True), ", hard": hardest(results)}
+    groups = {"": np.full(len(kinds), True)}
     if len(names := dict.fromkeys(kinds)) > 1:
         groups |= {f" of {name}": kinds == name for name in names}
+    cases = [timed(kind, minutes) for minutes in config.budgets for kind in MODELS]
+    at_few = {case: rates(results[case], few) for case in (RANDOM, *cases)}
     rows = [
-        [f"{case}{title}", *(f"{value:.4f}" for value in of.mean(axis=0))]
+        [f"{case}{title}", *(f"{value:.4f}" for value in all_rates[which].mean(axis=0))]
         for title, which in groups.items()
         for case, all_rates in at_few.items()
-        for of in [all_rates[which]]
     ]
-    paid = []
-    for k in few:
+    last = after(results, config.budgets[-1])
+    verdicts = [(each, verdict(config, after(results, each))) for each in config.budgets]
+    return [
+        *(f"After {each:g} processor minutes of training: {words}" for each, words in verdicts),
+        at_equal_loss(config, results),
+        *([grpo_verdict(config, last)] if config.grpo_cases else []),
+        f"{len(task.problems)} problems that neither model was trained on, {config.samples:,} "
+        f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
+        f"{RANDOM} has {task.guesses}.",
+        table(["pass@k", *(f"k = {k:,}" for k in few)], rows),
+        *(f"{case}: {law(results[case], config.samples)}" for case in cases[-2:]),
+        "For the same processor seconds, and for the same operations, as so many answers of the "
+        f"Transformer, after {config.budgets[-1]:g} minutes; a dash stands where more answers than "
+        "were drawn, or less than one, could be paid:",
+        paid(config, last),
+        *(grpo_page(config, last) if config.grpo_cases else []),
+        *_took(config, results),
+    ]
+
+
+def paid(config: Settings, results: Results) -> str:
+    """Return a table of what SRM solves for what answers of the Transformer cost."""
+    ks = spaced(config.samples)
+    curves = {kind: rates(results[kind], ks).mean(axis=0) for kind in MODELS}
+    cost = {kind: costs(results, kind) for kind in MODELS}
+    rows = []
+    for k in powers(config.samples):
         row = [f"{k:,}", f"{at_budget(curves[TRANSFORMER], ks, k):.4f}"]
         for of in ("seconds", "FLOP"):
             answers = k * cost[TRANSFORMER][of] / cost[REFERENCE][of]
             reached = at_budget(curves[REFERENCE], ks, answers)
             row.append("–" if np.isnan(reached) else f"{reached:.4f}")
-        paid.append(row)
-    heads = ["answers of the Transformer", "its pass@k", "SRM, same seconds", "SRM, same FLOP"]
-    return [
-        verdict(config, results),
-        *([grpo_verdict(config, results)] if config.grpo_cases else []),
-        f"{len(task.problems)} problems that neither model was trained on, {config.samples:,} "
-        f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
-        f"{RANDOM} has {task.guesses}. Hard are the {groups[', hard'].sum()} problems that these "
-        "solve most seldom.",
-        table(["pass@k", *(f"k = {k:,}" for k in few)], rows),
-        *(f"{case}: {law(results[case], config.samples)}" for case in MODELS),
-        "For the same processor seconds, and for the same operations, as so many answers of the "
-        "Transformer; a dash stands where more answers than were drawn, or less than one, could be "
-        "paid:",
-        table(heads, paid),
-        *(grpo_page(config, results) if config.grpo_cases else []),
-        *_took(config, results, cost),
-    ]
+        rows.append(row)
+    return table(["answers", "the Transformer's pass@k", "SRM, same seconds", "same FLOP"], rows)
 
 
-def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, float]]) -> list[str]:
+def at_equal_loss(config: Settings, results: Results) -> str:
+    """Say what both solve at the least loss that both reach, read off between their times."""
+    losses, solve = {}, {}
+    for kind in MODELS:
+        cases = [(timed(training(kind), each), timed(kind, each)) for each in config.budgets]
+        losses[kind] = [mean(seed["loss"] for seed in results[train]) for train, _ in cases]
+        solve[kind] = [rates(results[case], [config.samples]).mean() for _, case in cases]
+    reached = max(min(of) for of in losses.values())
+    told = []
+    for kind in MODELS:
+        order = np.argsort(losses[kind])
+        along = np.array(losses[kind])[order]
+        minutes = np.exp(np.interp(reached, along, np.log(config.budgets)[order]))
+        share = np.interp(reached, along, np.array(solve[kind])[order])
+        is_first = reached > along[-1]  # before the first time: not read off
+        told.append(
+            f"{kind} {'before' if is_first else 'after'} {minutes:.3g} minutes, and solves "
+            f"{share:.3f} of the problems in {config.samples:,} answers"
+        )
+    return f"At equal loss, {reached:.3f}: {'; '.join(told)}."
+
+
+def _took(config: Settings, results: Results) -> list[str]:
     """Return a table of training, and of what an answer costs."""
     rows = []
-    for kind in MODELS:
-        seeds = results[training(kind)]
+    for minutes, kind in product(config.budgets, MODELS):
+        of_time = after(results, minutes)
+        seeds, cost = of_time[training(kind)], costs(of_time, kind)
         seconds = mean(seed["processor_seconds"] for seed in seeds)
         tokens = mean(seed["training_tokens"] for seed in seeds)
         row = [kind, f"{seeds[0]['parameters']:,}", str(best_start(results, kind))]
@@ -432,18 +536,15 @@ def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, fl
             f"{seconds / 60:.1f}",
             spread([seed["loss"] for seed in seeds]),
         ]
-        drawn_tokens = sum(seed["tokens"] for seed in results[kind])
-        drawn_seconds = sum(seed["processor_seconds"] for seed in results[kind])
-        row += [f"{cost[kind]['FLOP'] / 1e6:.1f}", f"{1e6 * cost[kind]['seconds']:.0f}"]
+        drawn_tokens = sum(seed["tokens"] for seed in of_time[kind])
+        drawn_seconds = sum(seed["processor_seconds"] for seed in of_time[kind])
+        row += [f"{cost['FLOP'] / 1e6:.1f}", f"{1e6 * cost['seconds']:.0f}"]
         rows.append([*row, f"{drawn_tokens / drawn_seconds:,.0f}"])
-    heads = ["model", "parameters", "rate", "updates", "M tokens", "processor min", "loss"]
+    heads = ["model", "parameters", "start", "updates", "M tokens", "processor min", "loss"]
     heads += ["MFLOP an answer", "µs of a core an answer", "tokens a core second"]
     tried = (f"{kind} {losses_of(tried_starts(results, kind))}" for kind in MODELS)
     edges = (edge(kind, tried_starts(results, kind)) for kind in MODELS)
-    dtypes = ", ".join(
-        f"{kind} in {results[kind][0].get('dtype', 'a dtype that was not noted')}"
-        for kind in MODELS
-    )
+    dtype = after(results, config.budgets[-1])[REFERENCE][0]["dtype"]
     return [
         "Training, and what an answer cost:",
         table(heads, rows),
@@ -451,8 +552,8 @@ def _took(config: Settings, results: Results, cost: Mapping[str, Mapping[str, fl
         f"{config.search_minutes:g} minutes: "
         f"{'; '.join(tried)}.{''.join(edges)}",
         "SRM was sampled by the engine of `srm serve` in the experiment's process, the Transformer "
-        f"by a loop in torch with keys and values kept; {dtypes}. Operations are two for each "
-        "weight of a product and token; those of attention and of the state are left out.",
+        f"by a loop in torch with keys and values kept, both in {dtype}. Operations are two for "
+        "each weight of a product and token; those of attention and of the state are left out.",
     ]
 
 
@@ -460,14 +561,6 @@ def edge(kind: str, tried: Mapping[Start, Numbers]) -> str:
     """Say where not all starts beside a model's best one were tried."""
     left = [str(start) for start in neighbours(best_rate(tried)) if start not in tried]
     return f" Beside {kind}'s best start {', '.join(left)} were not tried." if left else ""
-
-
-def hardest(results: Results) -> np.ndarray:
-    """Return which third of the problems guesses solve most seldom."""
-    right = np.sum([seed["right"] for seed in results[RANDOM]], axis=0)
-    is_hard = np.zeros(len(right), bool)
-    is_hard[np.argsort(right, kind="stable")[: max(1, len(right) // 3)]] = True
-    return is_hard
 
 
 def verdict(config: Settings, results: Results) -> str:
@@ -487,32 +580,36 @@ def verdict(config: Settings, results: Results) -> str:
 
     by_seed = {kind: reached(kind, tables[kind].mean(axis=1)) for kind in MODELS}
     srm, other = (by_seed[kind].mean() for kind in MODELS)
-    guesses = at_budget(rates(results[RANDOM], ks).mean(axis=0), ks, answers[REFERENCE])
+    better = REFERENCE if srm >= other else TRANSFORMER
+    tables[RANDOM], answers[RANDOM] = rates_by_seed(results[RANDOM], ks), answers[better]
     outcome, of_gap = decide(
         "The paper's claim, more problems solved for the same compute,",
         resampled(REFERENCE) - resampled(TRANSFORMER),
-        resampled(REFERENCE) - guesses,
+        resampled(better) - resampled(RANDOM),
     )
     gaps = ", ".join(f"{gap:+.3f}" for gap in by_seed[REFERENCE] - by_seed[TRANSFORMER])
+    guesses = reached(RANDOM, tables[RANDOM].mean(axis=1)).mean()
     return (
         f"{outcome}: in {seconds:.3g} processor seconds a problem SRM solves {srm:.3f} of the "
         f"problems and the Transformer {other:.3f}, a difference of {srm - other:+.3f} "
         f"({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over problems and seeds; by seed {gaps}). "
-        f"As many guesses as SRM's answers solve {guesses:.3f}."
+        f"As many guesses as the better one's answers solve {guesses:.3f}."
     )
 
 
 def decide(claim: str, gaps: Floats, above_guesses: Floats) -> tuple[str, Interval]:
     """Say whether a claim holds that a gap is above 0, and in which interval that lies; `gaps` are
-    those of resampled problems and seeds. It does not where guesses may do as well."""
+    those of resampled problems and seeds, and `above_guesses` what the better model solves more
+    than guesses. Where these may do as well, nothing is said about the claim."""
     of_gap, of_guesses = intervals(np.stack([gaps, above_guesses], axis=1))
-    if of_gap.high < 0:
-        return f"{claim} does not hold here", of_gap
-    if of_gap.low <= 0:
-        return f"{claim} is not decided here", of_gap
     if of_guesses.low <= 0:
-        return f"{claim} is not decided here, since guesses solve as many", of_gap
-    return f"{claim} holds here", of_gap
+        return (
+            f"{claim} is not tried here, since the better model is no better than guesses",
+            of_gap,
+        )
+    if of_gap.low > 0:
+        return f"{claim} holds here", of_gap
+    return f"{claim} {'fails' if of_gap.high < 0 else 'is not decided'} here", of_gap
 
 
 def grpo_page(config: Settings, results: Results) -> list[str]:
@@ -558,7 +655,8 @@ def grpo_verdict(config: Settings, results: Results) -> str:
         for kind in MODELS
     }
     apart = gained[REFERENCE] - gained[TRANSFORMER]
-    learned_srm = rates_by_seed(results[f"{REFERENCE} {BALANCED}"], [1])
+    better = max(MODELS, key=lambda kind: rates(results[f"{kind} {BALANCED}"], [1]).mean())
+    of_better = rates_by_seed(results[f"{better} {BALANCED}"], [1])
     claim = (
         f"That {config.grpo.rollouts} rollouts of SRM gain more by GRPO than "
         f"{config.grpo.transformer_rollouts} of the Transformer for the same compute"
@@ -566,7 +664,7 @@ def grpo_verdict(config: Settings, results: Results) -> str:
     outcome, of_gap = decide(
         claim,
         resampled_means(apart, RESAMPLED, 0)[:, 0],
-        resampled_means(learned_srm, RESAMPLED, 0)[:, 0] - rates(results[RANDOM], [1]).mean(),
+        resampled_means(of_better, RESAMPLED, 0)[:, 0] - rates(results[RANDOM], [1]).mean(),
     )
     mixed = {kind: mean(seed["mixed"] for seed in results[f"{kind} {BALANCED}"]) for kind in MODELS}
     if mixed[least := min(MODELS, key=mixed.__getitem__)] < LEAST_MIXED:
@@ -615,4 +713,5 @@ def run(config: Settings) -> Report:
     """Run all cases."""
     task = read_task(config)
     results = run_all(config, task)
-    return results, page(config, task, results), draw(config, results)
+    blocks = page(config, task, results)
+    return results, blocks, draw(config, after(results, config.budgets[-1]))

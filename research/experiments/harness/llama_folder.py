@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from srm.training.baselines.transformer import (
     NORM_EPS,
@@ -76,5 +76,6 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
             "mlp.down_proj": block.down.weight,
         }.items():
             yield f"model.layers.{place}.{name}.weight", tensor
+    assert isinstance(model.norm, nn.RMSNorm)
     yield "model.norm.weight", model.norm.weight
     yield "lm_head.weight", model.output_layer.weight

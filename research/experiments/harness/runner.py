@@ -32,9 +32,12 @@ from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.text.whole_files import replace_file
 
-NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "grpo", "grpo_minutes")
-"""Settings that results do not depend on: a cached result is used whatever they are. Of GRPO some
-do, whose experiment says so."""
+NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "budgets", "grpo", "grpo_minutes")
+"""Settings that results do not depend on: a cached result is used whatever they are. Those that do
+say so in what they are made of."""
+
+SAVE_EVERY = 100
+"""Updates between two saves of training that goes on where it stopped."""
 
 SPREADS = "± is the standard deviation over seeds, except where a standard error is named."
 
@@ -119,13 +122,15 @@ def fit(
     *,
     learning_rate: float,
     minutes: float = 0.0,
+    folder: Path | None = None,
     **treatment: Any,
 ) -> tuple[Run, LanguageModel, Numbers]:
     """Train a model made with this seed; return its run, the model, and what training took.
 
-    Training ends after the steps, or after the minutes of processor time. The learning rate rises
-    over a tenth of either and falls to 0 over the rest. Processor seconds are those of all threads,
-    and leave out what evaluation takes. `treatment` has further members of the schedule.
+    Training ends after the steps, or after the minutes of processor time, and goes on where it
+    stopped if it has a folder. The learning rate rises over a tenth of either and falls to 0 over
+    the rest. Processor seconds are those of all threads, and leave out what evaluation takes.
+    `treatment` has further members of the schedule.
     """
     torch.manual_seed(seed)
     model = make()
@@ -134,16 +139,15 @@ def fit(
         learning_rate=learning_rate,
         warmup_steps=max(1, steps // 10) if steps else NO_LIMIT,  # which a tenth of the time is
         weight_decay=0.0,
-        save_every=steps or NO_LIMIT,
+        save_every=SAVE_EVERY if folder else steps or NO_LIMIT,
         minutes=minutes,
         **treatment,
     )
-    with processes("cpu") as own, tempfile.TemporaryDirectory() as folder:
-        clock = time.process_time
-        run = Run(model, schedule, Path(folder), own, {"seed": seed}, clock=clock)
-        started = time.process_time()
+    with processes("cpu") as own, tempfile.TemporaryDirectory() as temporary:
+        clock, place = time.process_time, folder or Path(temporary)
+        run = Run(model, schedule, place, own, {"seed": seed}, clock=clock)
         run.train(batches, [])
-        seconds = time.process_time() - started
+        seconds = run.elapsed()
     took = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "processor_seconds": seconds,

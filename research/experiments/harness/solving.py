@@ -47,12 +47,9 @@ def training_dtype() -> SamplingDtype:
 
 
 def draw_answers(model: LanguageModel, task: SolvingTask, samples: int, seed: int) -> Numbers:
-    """Return the right samples of each problem, their tokens, and what drawing them took; equal
-    answers are judged once, and judging is not timed.
-
-    SRM draws in float32, as in all results so far, a Transformer in the precision of training.
-    """
-    dtype: SamplingDtype = "float32" if isinstance(model, SRM) else training_dtype()
+    """Return the right samples of each problem, their tokens, and what drawing them took in the
+    precision of training; equal answers are judged once, and judging is not timed."""
+    dtype = training_dtype()
     right, tokens, wall, processor = [], 0, 0.0, 0.0
     problems = task.problems
     opened = closing(open_sampler(model, samples, dtype, problems[0].ids, task.end))

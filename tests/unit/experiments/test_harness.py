@@ -79,7 +79,7 @@ def test_the_setting_that_differs_is_named(tmp_path: Path) -> None:
         ("mixers --seeds=1,1", "seeds must be two or more different numbers"),
         (f"mixers --seeds=0,{2**64}", "numbers of 0 … 2..64 - 1, got"),
         ("mixers --threads=5000", "threads must be at most 4096, got 5000"),
-        ("coverage --minutes=0", "minutes must be above 0, got 0"),
+        ("coverage --budgets=0", "budgets must rise from above 0, got"),
         ("coverage --samples=0", "samples must be at least 1, got 0"),
         ("coverage --grpo-minutes=-1", "grpo_minutes must be at least 0.0, got -1"),
         ("coverage --grpo-minutes=inf", "grpo_minutes must be a finite number, got inf"),
