@@ -86,14 +86,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "training", "training.text", "training.questions", "training.statistics"),
         *("training.problems", "loadtest"),
     ),
+    "research.experiments.tasks": (
+        *("training", "training.text", "training.problems", "training.questions"),
+        "training.finetuning",
+    ),
     "research.experiments.harness": (
         *("engine", "training", "training.text", "training.baselines"),
+        "research.experiments.tasks",
         *("training.problems", "training.questions", "training.grpo", "loadtest"),
         "training.finetuning",
     ),
     "research.experiments": (
         *("engine", "engine.weights", "training", "training.text"),
-        "research.experiments.harness",
+        *("research.experiments.harness", "research.experiments.tasks"),
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
         *("training.baselines", "training.problems", "training.huggingface"),
     ),

@@ -31,7 +31,6 @@ from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
 from research.experiments.finetuning import draw_coverage, gain, law, powers, rates, rates_by_seed
-from research.experiments.harness.large_puzzles import draw_even
 from research.experiments.harness.learning_rates import (
     Start,
     best_rate,
@@ -47,7 +46,8 @@ from research.experiments.harness.result_cache import Numbers, digest, folder_of
 from research.experiments.harness.runner import Report, Results, check_writable, fit, run_cases
 from research.experiments.harness.settings import ExperimentSettings
 from research.experiments.harness.solving import draw_answers
-from research.experiments.harness.tasks import (
+from research.experiments.tasks.large_puzzles import draw_even
+from research.experiments.tasks.tasks import (
     CountdownTask,
     LargeCountdownTask,
     SolvingTask,
@@ -507,18 +507,18 @@ def at_equal_loss(config: Settings, results: Results) -> str:
         losses[kind] = [mean(seed["loss"] for seed in results[train]) for train, _ in cases]
         solve[kind] = [rates(results[case], [config.samples]).mean() for _, case in cases]
     reached = max(min(of) for of in losses.values())
-    told = []
+    parts = []
     for kind in MODELS:
         order = np.argsort(losses[kind])
         along = np.array(losses[kind])[order]
         minutes = np.exp(np.interp(reached, along, np.log(config.budgets)[order]))
         share = np.interp(reached, along, np.array(solve[kind])[order])
         is_first = reached > along[-1]  # before the first time: not read off
-        told.append(
+        parts.append(
             f"{kind} {'before' if is_first else 'after'} {minutes:.3g} minutes, and solves "
             f"{share:.3f} of the problems in {config.samples:,} answers"
         )
-    return f"At equal loss, {reached:.3f}: {'; '.join(told)}."
+    return f"At equal loss, {reached:.3f}: {'; '.join(parts)}."
 
 
 def _took(config: Settings, results: Results) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.solving import open_sampler, training_dtype
-from research.experiments.harness.tasks import draw_puzzles, prompt_ids
+from research.experiments.tasks.tasks import draw_puzzles, prompt_ids
 from srm.progress import show_progress
 from srm.training.grpo.asked import Asked, Questions
 from srm.training.grpo.asking import Asking, rows_of

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.tasks import SolvingTask
+from research.experiments.tasks.tasks import SolvingTask
 from srm.engine.config import EngineConfig
 from srm.progress import show_progress
 from srm.training.baselines.transformer import Transformer

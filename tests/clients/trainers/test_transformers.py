@@ -17,8 +17,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional as F
 
-from research.experiments.harness import large_puzzles
 from research.experiments.harness.llama_folder import save_llama
+from research.experiments.tasks import large_puzzles
 from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import convert

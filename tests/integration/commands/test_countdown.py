@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from research.experiments.harness.tasks import draw_random
+from research.experiments.tasks.tasks import draw_random
 from srm.engine.config import COUNTDOWN_MODEL
 from srm.loadtest.records import ROOT
 from srm.training.problems.countdown import is_solved, parse_prompt

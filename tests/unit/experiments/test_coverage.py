@@ -24,10 +24,11 @@ from research.experiments.coverage import (
     read_task,
     verdict,
 )
-from research.experiments.harness import reinforcing, runner, solving, tasks
+from research.experiments.harness import reinforcing, runner, solving
 from research.experiments.harness.learning_rates import Start, best_rate, search
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.harness.tasks import (
+from research.experiments.tasks import tasks
+from research.experiments.tasks.tasks import (
     EVALUATED,
     CountdownTask,
     TextTask,

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.experiments.harness import large_puzzles
-from research.experiments.harness.large_puzzles import (
+from research.experiments.tasks import large_puzzles
+from research.experiments.tasks.large_puzzles import (
     BEGIN,
     BOUNDS,
     END,
@@ -19,7 +19,7 @@ from research.experiments.harness.large_puzzles import (
     Reach,
     draw_even,
 )
-from research.experiments.harness.tasks import LargeCountdownTask
+from research.experiments.tasks.tasks import LargeCountdownTask
 from srm.tokenizer_file import read_tokenizer
 from srm.training.data import IGNORED
 from srm.training.problems.countdown import Countdown, combine, expression_of, is_solved

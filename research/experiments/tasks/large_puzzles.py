@@ -117,7 +117,7 @@ class Reach:
         if mask in self._values:
             return bool(np.isin(targets, self._values[mask]).any())
         return any(
-            self._can_make(more, _wanted(targets, self._values[few])) for few, more in _parts(mask)
+            self._can_make(more, _before(targets, self._values[few])) for few, more in _parts(mask)
         )
 
 
@@ -137,8 +137,8 @@ def _made(a: Ints, b: Ints) -> Ints:
     return _within(a + b, a - b, b - a, a * b, a // b * (a % b == 0), b // a * (b % a == 0))
 
 
-def _wanted(targets: Ints, b: Ints) -> Ints:
-    """Return the numbers that make one of the targets with one of `b`."""
+def _before(targets: Ints, b: Ints) -> Ints:
+    """Return the numbers that make one of the targets with one of `b`, in a last step."""
     t, b = targets[:, None], b[None]
     return _within(t - b, t + b, b - t, t * b, t // b * (t % b == 0), b // t * (b % t == 0))
 

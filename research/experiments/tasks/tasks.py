@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from research.experiments.harness import large_puzzles
+from research.experiments.tasks import large_puzzles
 from srm.errors import ConfigError
 from srm.training.data import CountdownBatches, EpochBatches
 from srm.training.finetuning.examples import Example, in_order, padded

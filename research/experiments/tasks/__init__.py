@@ -1,0 +1,1 @@
+"""What models of `coverage` learn and answer."""
