@@ -17,7 +17,7 @@ from srm.errors import ConfigError
 from srm.files import read_file
 from srm.settings import build
 from srm.tokenizer_file import DESCRIPTIONS, read_tokenizer
-from srm.training.data import IGNORED, CountdownBatches, ProblemBatches, problem_kinds
+from srm.training.data import IGNORED, CountdownBatches, ProblemBatches, RegexBatches, problem_kinds
 from srm.training.instruments.events import check_events
 from srm.training.loop import Losses, Run, TrainingBatches
 from srm.training.loss_files import write_losses
@@ -25,6 +25,8 @@ from srm.training.model import SRM
 from srm.training.problems.countdown import Countdown
 from srm.training.problems.countdown_tokenizer import countdown_tokenizer
 from srm.training.problems.drawn import examples, problems
+from srm.training.problems.regex_tokenizer import regex_tokenizer
+from srm.training.problems.regexes import write_prompt
 from srm.training.processes import process_count, processes
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig, select_fixed
@@ -42,8 +44,13 @@ from srm.training.text.whole_files import has, write_whole
 from srm.training.watch import ShownSamples
 
 TOKENIZER_PROBLEMS = 100_000
-EXAMPLE = Countdown((11, 49, 18, 74, 14), 958)
-"""The countdown puzzle that a model is shown while it learns."""
+EXAMPLES = {
+    "countdown": Countdown((11, 49, 18, 74, 14), 958).prompt,
+    "regexes": write_prompt(("2024-01-15", "1999-12-31"), ("2024/01/15", "24-01-15", "2024-1-5")),
+}
+"""Prompts that a model is shown while it learns."""
+OWN_TOKENIZERS = {"countdown": countdown_tokenizer, "regexes": regex_tokenizer}
+"""Tokenizers of problems that need no training."""
 
 CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=false) -%}
 {%- for message in messages -%}
@@ -138,12 +145,12 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
         if is_first:
             for name, written in {path.name: content, **described}.items():
                 write_whole(config.output / name, written)
-    elif is_first and not saved.exists() and config.problems == "countdown":
-        content = countdown_tokenizer().to_str(pretty=True).encode()
+    elif is_first and not saved.exists() and config.problems in OWN_TOKENIZERS:
+        content = OWN_TOKENIZERS[config.problems]().to_str(pretty=True).encode()
         if has_model and not has(path, content):
             raise ConfigError(
-                f"tokenizer: {config.output} has a model of another one than that of countdown: "
-                "change output"
+                f"tokenizer: {config.output} has a model of another one than that of "
+                f"{config.problems}: change output"
             )
         write_whole(path, content)
     elif is_first and not saved.exists():
@@ -181,9 +188,8 @@ def _prompt(config: PretrainConfig, tokenizer: Tokenizer, ids: SpecialIds) -> li
     """Return what the model is shown to go on with: a problem, or the beginning of a text."""
     if config.texts:
         return [ids.begin]
-    is_countdown = config.problems == "countdown"
-    drawn = EXAMPLE if is_countdown else next(problems("held-out", config.seed))
-    prompt: list[int] = tokenizer.encode(drawn.prompt).ids
+    shown = EXAMPLES.get(config.problems) or next(problems("held-out", config.seed)).prompt
+    prompt: list[int] = tokenizer.encode(shown).ids
     return prompt
 
 
@@ -209,9 +215,13 @@ def _batches(
         batches, others, source = _text_batches(config, tokenizer, ids.end)
         if others is not None:
             held_out, count = others, min(config.evaluation_batches, len(others))
-    elif config.problems == "countdown":
-        puzzles = CountdownBatches(config.seed, config.batch_tokens, "direct")
-        return puzzles, puzzles.evaluation(config.evaluation_batches), source
+    elif config.problems != "words":
+        tasks: CountdownBatches | RegexBatches
+        if config.problems == "countdown":
+            tasks = CountdownBatches(config.seed, config.batch_tokens, "direct")
+        else:
+            tasks = RegexBatches(config.seed, config.batch_tokens)
+        return tasks, tasks.evaluation(config.evaluation_batches), source
     else:
         sizes = config.batch_tokens, config.n_ctx
         batches = ProblemBatches(tokenizer, ids.end, config.seed, *sizes)

@@ -13,7 +13,7 @@ import msgspec
 from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig, find_model
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.settings import flatten
-from srm.training.problems.countdown import LONGEST
+from srm.training.problems import countdown, regexes
 from srm.training.text.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, OWN_IDS, SpecialIds
 
 Precision = Literal["auto", "bfloat16", "float16", "float32"]
@@ -100,9 +100,10 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problems."""
     text_weights: tuple[float, ...] = ()
     """Share of the rows for each of `texts`, times any number; empty: as many as they have."""
-    problems: Literal["words", "countdown"] = "words"
-    """Problems that are generated where there are no texts: `words`, ten kinds of word problems, or
-    `countdown`, puzzles that combine numbers to a target, with a tokenizer of their own."""
+    problems: Literal["words", "countdown", "regexes"] = "words"
+    """Problems that are generated where there are no texts: `words`, ten kinds of word problems;
+    with a tokenizer of their own `countdown`, puzzles that combine numbers to a target, and
+    `regexes`, regexes of strings that match and strings that do not."""
     suffix: str = ""
     """End of the names of the files that are read in folders of `texts`; empty: all."""
     text_member: str = "text"
@@ -213,13 +214,16 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if not is_valid:
                     got = getattr(self, name)
                     raise ValueError(f"{name} must be {needed} where capture is true, got {got}")
-        if self.problems == "countdown":
+        if self.problems != "words":
             if self.texts or self.tokenizer:
                 name = "texts" if self.texts else "tokenizer"
-                raise ValueError(f"problems must be words where {name} is given, got countdown")
-            if self.n_ctx < LONGEST:
                 raise ValueError(
-                    f"n_ctx must be at least {LONGEST} where problems is countdown, got "
+                    f"problems must be words where {name} is given, got {self.problems}"
+                )
+            longest = {"countdown": countdown.LONGEST, "regexes": regexes.LONGEST}[self.problems]
+            if self.n_ctx < longest:
+                raise ValueError(
+                    f"n_ctx must be at least {longest} where problems is {self.problems}, got "
                     f"{self.n_ctx}"
                 )
         if not 0 <= self.evaluation_share < 1:

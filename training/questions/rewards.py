@@ -1,7 +1,7 @@
 """Rewards of completions: any function of a completion and its question, named by settings.
 
 Those of GSM8K compare values, so that 1,000 is 1000 and 18.00 is 18. They read a completion up to
-where it begins a question of its own. That of countdown reads the puzzle in the question.
+where it begins a question of its own. Those of countdown and regexes read the task in the question.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from decimal import Decimal, InvalidOperation
 from importlib import import_module
 
 from srm.errors import ConfigError
-from srm.training.problems.countdown import is_solved, parse_prompt
+from srm.training.problems import countdown as puzzles
+from srm.training.problems import regexes
 from srm.training.questions.questions import Question
 
 Reward = Callable[[str, Question], float]
@@ -61,7 +62,13 @@ def final_number(question: Question) -> Decimal:
 def countdown(completion: str, question: Question) -> float:
     """Return 1.0 if an expression, or steps, make the target of "make 64 of 25 3 7 4 :" with each
     of its numbers used once, else 0.0."""
-    return float(is_solved(parse_prompt(question.question), completion))
+    return float(puzzles.is_solved(puzzles.parse_prompt(question.question), completion))
+
+
+def regex(completion: str, question: Question) -> float:
+    """Return 1.0 if a regex matches the strings behind ✓, and none behind ✗, of the question
+    "✓2024-01-15✓1999-12-31✗2024/01/15→", else 0.0."""
+    return float(regexes.is_solved(question.question, completion))
 
 
 def load_reward(name: str) -> Reward:

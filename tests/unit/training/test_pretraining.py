@@ -437,8 +437,19 @@ def test_countdown_is_learned_with_a_tokenizer_of_its_own(tmp_path: Path) -> Non
         ({"n_ctx": 36}, "n_ctx must be at least 37 where problems is countdown, got 36"),
         ({"texts": (Path("a"),)}, "problems must be words where texts is given, got countdown"),
         ({"tokenizer": "a"}, "problems must be words where tokenizer is given, got countdown"),
+        ({"problems": "regexes", "n_ctx": 365}, "n_ctx must be at least 366 where problems is reg"),
     ],
 )
 def test_what_does_not_go_with_countdown_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        PretrainConfig(problems="countdown", **changes)
+        PretrainConfig(**{"problems": "countdown", **changes})
+
+
+def test_regexes_are_learned_with_a_tokenizer_of_their_own(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"problems": "regexes", "n_ctx": 366, "learning_rate": 1e-2}
+    changes |= {"evaluate_every": 20, "evaluation_batches": 2, "save_every": 20}
+    losses = _run(tmp_path, steps=20, **changes)
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    assert _run(tmp_path, steps=21, **changes)[:20] == losses
+    config = read_model(tmp_path).config
+    assert (config.bos_token_id, config.eos_token_id, config.vocab_size) == (98, 99, 101)

@@ -1,0 +1,141 @@
+"""Regexes from examples: the tasks that are drawn, the hand-written ones, tokens and batches."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import re2
+import torch
+
+from srm.loadtest.records import ROOT
+from srm.tokenizer_file import read_tokenizer
+from srm.training.data import IGNORED, RegexBatches
+from srm.training.problems import regexes
+from srm.training.problems.problem import HELD_OUT_SHARE
+from srm.training.problems.regex_tokenizer import (
+    BEGIN,
+    END,
+    IDS,
+    UNKNOWN,
+    VOCABULARY,
+    regex_tokenizer,
+)
+from srm.training.problems.regexes import RegexTask, is_solved, parse_prompt, write_prompt
+from srm.training.questions.questions import Question, read_questions
+from srm.training.questions.rewards import regex as regex_reward
+from srm.training.text.tokenizer import special_ids
+
+WRITTEN = ROOT / "models" / "regex" / "written.jsonl"
+DATES = write_prompt(("2024-01-15", "1999-12-31"), ("24-01-15", "2024/01/15", ""))
+
+
+def _drawn(count: int, held_out: bool = False) -> list[RegexTask]:
+    return list(islice(regexes.tasks(0, held_out), count))
+
+
+def test_a_drawn_regex_is_right_for_its_strings() -> None:
+    tasks = _drawn(300)
+    for task in tasks:
+        assert parse_prompt(task.prompt) == ([*task.matching], [*task.missing])
+        assert is_solved(task.prompt, task.regex) and len(task.regex) <= regexes.MOST_ANSWER
+        assert len(task.prompt) <= regexes.MOST_PROMPT
+        for strings in (task.matching, task.missing):
+            assert regexes.LEAST_STRINGS <= len({*strings}) == len(strings) <= regexes.MOST_STRINGS
+        pattern = re.compile(task.regex, re.ASCII)  # another engine
+        assert all(map(pattern.fullmatch, task.matching))
+        assert not any(map(pattern.fullmatch, task.missing))
+    assert len({task.regex for task in tasks}) > 250
+    assert tasks == _drawn(300)
+
+
+def test_no_upper_bound_is_without_a_reason() -> None:
+    bounded = [task for task in _drawn(300) if re.search(r"\{\d+,\d+\}", task.regex)]
+    assert len(bounded) > 20
+    for task in bounded:
+        unbounded = re.sub(r"\{\d+,\d+\}", "+", task.regex, count=1)
+        assert not is_solved(task.prompt, unbounded)
+
+
+def test_held_out_regexes_are_drawn_apart() -> None:
+    assert all(task.is_held_out for task in _drawn(20, held_out=True))
+    trained = _drawn(200)
+    assert not any(task.is_held_out for task in trained)
+    share = sum(regexes.is_held_out(f"{number}+") for number in range(20_000)) / 20_000
+    assert 0.8 < share * HELD_OUT_SHARE < 1.2
+
+
+def test_every_written_task_is_solved_by_its_reference() -> None:
+    questions = read_questions(WRITTEN)
+    assert len({question.question for question in questions}) == len(questions) == 200
+    for question in questions:
+        assert len(question.question) <= regexes.MOST_PROMPT
+        for strings in parse_prompt(question.question):
+            assert 4 <= len({*strings}) == len(strings) <= 8
+        assert regex_reward(f" {question.answer}\n", question) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", ["", r"\d{4}-", r"\d{4}.\d\d.\d\d", ".*", "(", r"2024-01-15|(?=1).*"]
+)
+def test_a_regex_that_does_not_fit_is_no_solution(answer: str) -> None:
+    assert is_solved(DATES, r"\d{4}-\d\d-\d\d")
+    assert not is_solved(DATES, answer)
+    assert regex_reward(answer, Question(DATES, "")) == 0
+
+
+def test_a_prompt_is_read_back_with_any_character() -> None:
+    ascii_text = "".join(VOCABULARY[:95])
+    strings = ([ascii_text, "", " "], ["-✗"[:1], "\\n"])
+    assert parse_prompt(f" {write_prompt(*strings)}\n") == strings
+    for text in ("", "✓a→", "✗a✓b→", "✓a✗b", "✓é✗b→", "✓a✗b→→"):
+        with pytest.raises(ValueError, match="no regex task"):
+            parse_prompt(text)
+
+
+def test_every_character_is_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(regex_tokenizer().to_str())
+    tokenizer = read_tokenizer(path)
+    assert special_ids(tokenizer) == (IDS[BEGIN], IDS[END])
+    text = "".join(VOCABULARY[:98])
+    assert tokenizer.encode(text).ids == [IDS[BEGIN], *range(98)]
+    assert tokenizer.decode([IDS[BEGIN], *range(98), IDS[END]]) == text
+    assert tokenizer.encode("aé\nb").ids == [
+        IDS[BEGIN],
+        IDS["a"],
+        IDS[UNKNOWN],
+        IDS[UNKNOWN],
+        IDS["b"],
+    ]
+
+
+def test_a_row_is_a_task_of_which_the_regex_is_learned() -> None:
+    batches = RegexBatches(1, 2_000)
+    for index in (1, 2, 15, 17):
+        inputs, targets = batches[index]
+        again = RegexBatches(1, 2_000)[index]
+        is_whole = index == 17
+        assert torch.equal(inputs, again[0]) and torch.equal(targets, again[1])
+        assert inputs.shape == targets.shape and inputs.shape[1] < regexes.LONGEST
+        assert 1_000 < inputs.numel() < 4_000
+        for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
+            assert row[0] == IDS[BEGIN]
+            begun, ended = row.index(IDS[regexes.ANSWER]), target.index(IDS[END])
+            prompt, answer = row[1 : begun + 1], target[begun:ended]
+            text = "".join(VOCABULARY[token] for token in answer)
+            assert is_solved("".join(VOCABULARY[token] for token in prompt), text)
+            assert not regexes.is_held_out(text)
+            assert {*target[ended + 1 :]} <= {IGNORED}
+            assert target[:begun] == (row[1 : begun + 1] if is_whole else [IGNORED] * begun)
+    for _, targets in batches.evaluation(17):
+        answer = targets[0][targets[0] != IGNORED].tolist()
+        assert regexes.is_held_out("".join(VOCABULARY[token] for token in answer[:-1]))
+
+
+def test_the_grammar_is_refused_by_no_engine() -> None:
+    for task in _drawn(300):
+        re2.compile(task.regex)
+        re.compile(task.regex)
