@@ -18,10 +18,11 @@ from msgspec import UNSET, Raw
 
 from srm.errors import InvalidRequest
 from srm.server.generation.arithmetic import evaluate
+from srm.server.generation.examples import fits
 from srm.server.generation.matching import MAX_PROGRAM, Pattern, in_parts
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.validation import show
-from srm.server.schema.verify import Rule
+from srm.server.schema.verify import MAX_RULES, Rule
 
 MAX_DEPTH = 8
 """Most rules in each other."""
@@ -47,6 +48,8 @@ _ABSENT: Final = object()
 """What is not there, since None is JSON's null."""
 _CHECK_WORK = 400
 """Work of a check of a short text, in instructions x characters of a pattern."""
+_PATTERN_CHECKS = 25
+"""Checks of a short text that take as long as reading a short pattern."""
 _READ_WORK = 20
 """Work for each character that is read as JSON, or as a number."""
 
@@ -147,6 +150,8 @@ class Verifier:
         if rule.number is not None:
             work += _READ_WORK
         is_right = _condition(rule, path)
+        strings = _strings(rule)
+        work += sum(map(len, strings))  # a pattern has about as many instructions as characters
 
         def score(text: str) -> float:
             value: Any = text
@@ -156,7 +161,7 @@ class Verifier:
                     return 0.0
             return float(is_right(value))
 
-        return _Compiled(score, work, 1)
+        return _Compiled(score, work, _PATTERN_CHECKS if strings else 1)
 
     def _pattern(self, source: str, path: str) -> Pattern:
         if source not in self._patterns:
@@ -172,7 +177,8 @@ class Verifier:
         return self._patterns[source]
 
 
-_CHECKED = ("match", "pointer", "equals", "number", "tolerance", "relative_tolerance", "using")
+_OF_NUMBERS = ("tolerance", "relative_tolerance", "using")
+_CHECKED = ("match", "pointer", "equals", "number", *_OF_NUMBERS, "accepts", "rejects")
 
 
 def _of(rule: Rule, name: str) -> Any:
@@ -195,8 +201,17 @@ def _combined(name: str, scores: list[Score], weights: list[float]) -> Score:
 
 def _condition(rule: Rule, path: str) -> Callable[[Any], bool]:
     """Return how what the rule looks at must be."""
+    if strings := _strings(rule):
+        asked = "rejects" if rule.accepts is None else "accepts"
+        for name in ("equals", "number", *_OF_NUMBERS):
+            if _of(rule, name) not in (None, UNSET):
+                raise _refused(f"{path}.{name}", f"does not go with {asked} in one rule")
+        if len(strings) > MAX_RULES:
+            what = f"must have with accepts at most {MAX_RULES} strings"
+            raise _refused(f"{path}.rejects", what)
+        return _is_pattern(rule.accepts or [], rule.rejects or [])
     if rule.number is UNSET:
-        for name in ("tolerance", "relative_tolerance", "using"):
+        for name in _OF_NUMBERS:
             if _of(rule, name) is not None:
                 raise _refused(f"{path}.{name}", "is allowed only with number")
     elif rule.equals is not UNSET:
@@ -227,6 +242,16 @@ def _is_expression(using: list[int], low: Fraction, high: Fraction) -> Callable[
         return number is not None and low <= number <= high
 
     return is_near
+
+
+def _strings(rule: Rule) -> list[str]:
+    return [*(rule.accepts or []), *(rule.rejects or [])]
+
+
+def _is_pattern(accepts: list[str], rejects: list[str]) -> Callable[[Any], bool]:
+    """Return whether a value is a pattern that matches all of these strings and none of those."""
+    right, wrong = ([text.encode() for text in texts] for texts in (accepts, rejects))
+    return lambda value: isinstance(value, str) and fits(value, right, wrong)
 
 
 def _expected(raw: Raw, path: str, may_be_json: bool) -> Any:

@@ -22,12 +22,18 @@ MAX_RULES = 64
 MAX_WEIGHT = 1e6
 MAX_USED = 10**9
 """Largest number that an expression must use."""
+MAX_STRING_LENGTH = 256
+"""Most characters of a string that a sample's pattern must, or must not, match."""
 _SHOWN = 200
 """Most characters of what is wrong, which may repeat a name."""
 
 _Tolerance = Annotated[float, Meta(ge=0)]
 _Used = Annotated[
     list[Annotated[int, Meta(ge=0, le=MAX_USED)]], Meta(min_length=1, max_length=MAX_RULES)
+]
+_Strings = Annotated[
+    list[Annotated[str, Meta(max_length=MAX_STRING_LENGTH)]],
+    Meta(min_length=1, max_length=MAX_RULES),
 ]
 _Rules = Annotated[list["Rule"], Meta(min_length=1, max_length=MAX_RULES)]
 
@@ -53,6 +59,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     using: _Used | None = None
     """Whole numbers. What is checked must be an expression of them by + - * / and brackets that
     uses each once, and its value must be number."""
+    accepts: _Strings | None = None
+    """Strings. What is checked must be a regular expression in RE2's syntax, spaces around it left
+    out, that matches all of each."""
+    rejects: _Strings | None = None
+    """Strings of which it must match none, alone or beside accepts."""
     any: _Rules | None = None
     """The highest score of these."""
     all: _Rules | None = None

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srm.errors import InvalidRequest
+from srm.server.generation.examples import MAX_LENGTH
 from srm.server.generation.matching import MAX_PROGRAM
 from srm.server.generation.verification import (
     MAX_CHECKED,
@@ -26,7 +27,7 @@ from srm.server.generation.verification import (
     read_json,
 )
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
-from srm.server.schema.verify import MAX_RULES
+from srm.server.schema.verify import MAX_RULES, MAX_STRING_LENGTH
 from srm.training.problems.countdown import evaluate
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import gsm8k_strict
@@ -91,6 +92,16 @@ RIGHT: list[tuple[Json, str]] = [
     ({"number": 5, "using": [5]}, "(5)"),
     ({"match": "= (.*)", "number": 6, "using": [2, 3]}, "x = 2 * 3"),
     ({"pointer": "/e", "number": 6, "using": [2, 3]}, '{"e": "2*3"}'),
+    # Patterns.
+    ({"accepts": ["2024-01-15", "1999-12-31"], "rejects": ["24-01-15"]}, " \\d{4}-\\d\\d-\\d\\d\n"),
+    ({"accepts": ["a", "b" * MAX_STRING_LENGTH]}, "a|b+"),
+    ({"accepts": ["", "é"], "rejects": ["éé"]}, ".?"),
+    ({"rejects": ["ab"]}, "a"),  # a part of it
+    ({"rejects": ["a"]}, "(?i)"),
+    ({"accepts": ["a" * 256] * 32, "rejects": ["b" * 256] * 32}, "a{2}a{100}a{10}a+"),
+    ({"match": "`(.*)`", "accepts": ["x"]}, "it is `[xyz]`."),
+    ({"pointer": "/regex", "accepts": ["1"]}, r'{"regex": "\\d"}'),
+    ({"not": {"accepts": ["a"]}}, "b"),
     # JSON.
     ({"pointer": ""}, " [] "),
     ({"pointer": "", "equals": "a"}, '"a"'),
@@ -126,6 +137,13 @@ WRONG: list[tuple[Json, str]] = [
     ({"number": 0, "using": [1, 0]}, "1/0"),
     ({"number": 0.333, "using": [1, 3]}, "1/3"),
     ({"pointer": "/e", "number": 6, "using": [6]}, '{"e": 6}'),
+    *(({"accepts": ["aa", "ab"], "rejects": ["ba", ""]}, text) for text in (
+        *("", "a", "aa", "aa|ba|ab", "a*b?", "(a.", "a[ab", "a**b", "a{1001}|a."),
+        *("(?=a)..", "(a)\\1", "a.|" + "b" * MAX_LENGTH, r"a.|\pL{500}", "A."),
+        "a.|((((x{9}){9}){9}){9}){9}",
+    )),
+    ({"accepts": ["a" * 256] * 64}, "a" * 5 + "a{150}a*"),  # too many steps
+    ({"pointer": "/regex", "accepts": ["1"]}, '{"regex": 1}'),
     ({"number": 0.1}, "0.1000000000000000055511151231257827021181583404541015625"),
     ({"number": 0, "tolerance": 1e308}, "1e400"),
     ({"number": 0.3, "tolerance": 0.1}, "0.4000001"),
@@ -206,6 +224,22 @@ FAULTS: list[tuple[Any, str]] = [
     ({"number": 1, "using": [-1]}, "verify.using[0] must be an integer >= 0"),
     ({"number": 1, "using": [1, 10**10]}, "verify.using[1] must be an integer <= 1000000000"),
     ({"number": 1, "using": [1.5]}, "verify.using[0] must be an integer"),
+    ({"accepts": []}, "verify.accepts must be a list of length >= 1"),
+    ({"accepts": "a"}, "verify.accepts must be a list"),
+    ({"rejects": [1]}, "verify.rejects[0] must be a string"),
+    ({"accepts": ["a" * 257]}, "verify.accepts[0] must be a string of length <= 256"),
+    (
+        {"rejects": ["a"] * (MAX_RULES + 1)},
+        f"verify.rejects must be a list of length <= {MAX_RULES}",
+    ),
+    (
+        {"accepts": ["a"], "rejects": ["b"] * MAX_RULES},
+        "verify.rejects must have with accepts at most",
+    ),
+    ({"accepts": ["a"], "equals": "a"}, "verify.equals does not go with accepts in one rule"),
+    ({"rejects": ["a"], "number": 0}, "verify.number does not go with rejects in one rule"),
+    ({"accepts": ["a"], "tolerance": 0}, "verify.tolerance does not go with accepts"),
+    ({"accepts": ["a"], "any": [A]}, "verify.accepts does not go with any in one rule"),
     ({**A, "weight": 1}, "verify.weight is only for a rule in a list of sum"),
     ({"sum": [{"not": {**A, "weight": 1}}]}, "verify.sum[0].not.weight is only"),
     ({"sum": [{**A, "weight": 1e7}]}, "verify.sum[0].weight must be a number <= 1"),
