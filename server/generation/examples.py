@@ -6,6 +6,7 @@ memory and its steps, whoever wrote it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import re2
@@ -16,6 +17,13 @@ MAX_STEPS = 2_000_000
 """Most instructions of a sample's pattern x bytes of all strings: 10 ms at worst."""
 _MAX_MEMORY = 1 << 17
 """Most bytes of a pattern and of RE2's caches: it is read in 2 ms at worst, usually in 15 µs."""
+
+_READ_WORK = 40
+"""Work of an instruction that is read, in instructions x characters that are matched."""
+_MOST_WORK = 400_000
+"""Work of reading a pattern that is refused since it is too large."""
+_REPEATED = re.compile(r"(\)?)\{(?:\d{0,4},)?(\d{1,4})")
+"""A closed bracket if there is one, and how often at most what is before it is repeated."""
 
 _OPTIONS = re2.Options()
 _OPTIONS.max_mem = _MAX_MEMORY
@@ -40,3 +48,15 @@ def fits(pattern: str, accepts: Sequence[bytes], rejects: Sequence[bytes]) -> bo
         return False
     match = compiled.fullmatch
     return all(map(match, accepts)) and not any(map(match, rejects))
+
+
+def reading_work(pattern: str) -> int:
+    """Return about how much work it is to read a pattern, in instructions x characters."""
+    atoms, groups = len(pattern), 1
+    for is_group, times in _REPEATED.findall(pattern):
+        if is_group:
+            groups *= int(times)
+        else:
+            atoms += int(times)
+    each = 400 if "\\p" in pattern.lower() else 8  # bytes of a class of UTF-8
+    return min(_MOST_WORK, _READ_WORK * each * atoms * groups)

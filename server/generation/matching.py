@@ -19,7 +19,7 @@ MAX_PROGRAM = 5_000
 """Most instructions of a compiled pattern, searched forwards or backwards."""
 _MAX_MEMORY = 1 << 20
 """Most bytes that a compiled pattern and RE2's caches while searching may take."""
-_INLINE = 200_000
+INLINE = 200_000
 """Most instructions x characters searched on the event loop: a millisecond or less."""
 
 _Item = TypeVar("_Item")
@@ -85,9 +85,9 @@ async def in_parts(
     begin, total = 0, 0
     for end, item in enumerate(items, 1):
         total += work(item)
-        if total > _INLINE or end == len(items):
+        if total > INLINE or end == len(items):
             part, begin = items[begin:end], end
-            if total > _INLINE:  # each its own, so that other requests get the threads too
+            if total > INLINE:  # each its own, so that other requests get the threads too
                 results += await asyncio.to_thread(_apply, each, part)
             else:
                 results += _apply(each, part)

@@ -18,7 +18,7 @@ from msgspec import UNSET, Raw
 
 from srm.errors import InvalidRequest
 from srm.server.generation.arithmetic import evaluate
-from srm.server.generation.examples import fits
+from srm.server.generation.examples import fits, reading_work
 from srm.server.generation.matching import MAX_PROGRAM, Pattern, in_parts
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.validation import show
@@ -48,8 +48,6 @@ _ABSENT: Final = object()
 """What is not there, since None is JSON's null."""
 _CHECK_WORK = 400
 """Work of a check of a short text, in instructions x characters of a pattern."""
-_PATTERN_CHECKS = 25
-"""Checks of a short text that take as long as reading a short pattern."""
 _READ_WORK = 20
 """Work for each character that is read as JSON, or as a number."""
 
@@ -63,6 +61,8 @@ class _Compiled(NamedTuple):
     work: int
     """Instructions x characters for each character of a text."""
     num_checks: int
+    num_readings: int = 0
+    """How often the text is read as a pattern."""
 
 
 class Verifier:
@@ -91,7 +91,8 @@ class Verifier:
     def _work(self, sample: tuple[int, str]) -> int:
         prompt, text = sample
         rule = self._rule(prompt)
-        return rule.work * len(text) + _CHECK_WORK * rule.num_checks
+        work = rule.work * len(text) + _CHECK_WORK * rule.num_checks
+        return work + rule.num_readings * reading_work(text) if rule.num_readings else work
 
     def _rule(self, prompt: int) -> _Compiled:
         return self._rules[prompt if len(self._rules) > 1 else 0]
@@ -127,6 +128,7 @@ class Verifier:
             _combined(name, [part.score for part in inner], weights),
             sum(part.work for part in inner),
             sum(part.num_checks for part in inner),
+            sum(part.num_readings for part in inner),
         )
 
     def _check(self, rule: Rule, path: str) -> _Compiled:
@@ -161,7 +163,7 @@ class Verifier:
                     return 0.0
             return float(is_right(value))
 
-        return _Compiled(score, work, _PATTERN_CHECKS if strings else 1)
+        return _Compiled(score, work, 1, int(bool(strings)))
 
     def _pattern(self, source: str, path: str) -> Pattern:
         if source not in self._patterns:

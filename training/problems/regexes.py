@@ -624,10 +624,10 @@ def _draw_text(r: random.Random, run: Run, count: int) -> str:
 
 def _pruned(nodes: Nodes) -> Nodes:
     """Return a regex without what its strings do not show."""
-    kept: Nodes = []
+    pruned: Nodes = []
     for node in nodes:
         if isinstance(node, Literal):
-            kept.append(node)
+            pruned.append(node)
             continue
         least, most = min(node.seen, default=0), max(node.seen, default=0)
         if not most:
@@ -638,17 +638,17 @@ def _pruned(nodes: Nodes) -> Nodes:
             of = node.of
             if of.is_narrow and len(of.members) <= 5 and node.characters < of.members:
                 if len(node.characters) == 1:
-                    kept.append(Group([[Literal(*node.characters)]], least, most))
+                    pruned.append(Group([[Literal(*node.characters)]], least, most))
                     continue
                 of = _set("".join(node.characters))
             for plain in (DIGIT, LOWER, UPPER):
                 if node.characters <= plain.members < of.members:
                     of = plain
-            if kept and isinstance(last := kept[-1], Run) and last.of is of:
+            if pruned and isinstance(last := pruned[-1], Run) and last.of is of:
                 least += last.least
                 most = _NO_END if _NO_END in (most, last.most) else most + last.most
-                kept.pop()
-            kept.append(Run(of, least, most))
+                pruned.pop()
+            pruned.append(Run(of, least, most))
             continue
         branches = [_pruned(node.branches[branch]) for branch in node.chosen]
         written = {"".join(map(_write, branch)): branch for branch in branches}
@@ -656,10 +656,10 @@ def _pruned(nodes: Nodes) -> Nodes:
         if len(branches) < len(written):
             least = 0
         if len(branches) == 1 and (least, most) == _ONCE:
-            kept += branches[0]
+            pruned += branches[0]
         elif branches:
-            kept.append(Group(branches, least, most))
-    return kept
+            pruned.append(Group(branches, least, most))
+    return pruned
 
 
 def _task(

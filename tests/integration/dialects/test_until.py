@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from typing import Any
 
+import re2
+
 from tests.kit.serving import CHATS, Server, complete, connect, read_all, wait_until
 
 N = 200
@@ -85,6 +87,27 @@ def test_each_choice_says_its_score_and_all_their_mean(server: Server) -> None:
     chat |= {"max_completion_tokens": 6, "seed": 3, "verify": [RULE]}
     for choice in server.http.post(CHATS, json=chat).json()["choices"]:
         assert choice["score"] == score_of(choice["message"]["content"])
+
+
+def test_until_a_sample_is_a_right_regex(server: Server) -> None:
+    texts = [choice["text"] for choice in complete(server, **SAMPLING)["choices"]]
+    rule = {"rejects": [texts[0].strip(), texts[3].strip()], "accepts": [texts[2].strip()]}
+
+    def score(text: str) -> float:
+        try:
+            match = re2.compile(text.strip().encode()).fullmatch
+        except re2.error:
+            return 0.0
+        right, wrong = ([text.encode() for text in rule[name]] for name in ("accepts", "rejects"))
+        return float(all(map(match, right)) and not any(map(match, wrong)))
+
+    scores = [score(text) for text in texts]
+    reply = complete(server, **SAMPLING, verify=rule)
+    assert [choice["score"] for choice in reply["choices"]] == scores
+    assert scores[0] == scores[1] == 0 and scores[2] == 1
+    reply = complete(server, **SAMPLING, verify=rule, until={"score": 1, "count": 1})
+    assert [choice["text"] for choice in reply["choices"]] == texts[:3]
+    assert reply["samples"][0]["reached"]
 
 
 def test_counts_are_by_score_or_say_the_score(server: Server) -> None:

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srm.errors import InvalidRequest
-from srm.server.generation.examples import MAX_LENGTH
-from srm.server.generation.matching import MAX_PROGRAM
+from srm.server.generation.examples import MAX_LENGTH, reading_work
+from srm.server.generation.matching import INLINE, MAX_PROGRAM
 from srm.server.generation.verification import (
     MAX_CHECKED,
     MAX_DEPTH,
@@ -283,6 +283,7 @@ async def test_each_prompt_has_its_own_rule_or_all_have_one() -> None:
     [
         ({"all": [{"pointer": "/a"}, {"match": "a"}]}, [0, 0, 1]),
         ({"any": [{"number": number} for number in range(60)]}, [0, 0, 0]),
+        ({"any": [{"rejects": ["b"]}, {"match": "a"}]}, [1, 1, 1]),
     ],
 )
 async def test_long_texts_and_many_rules_are_checked_elsewhere(
@@ -352,6 +353,13 @@ def test_an_expression_has_the_value_of_countdown(text: str, other: int) -> None
     near = {"number": float(value), "tolerance": 1e-6, "using": used}
     assert score(near, text) == 1
     assert score({**near, "using": [*used, other % 7]}, text) == 0
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\pL{99}", "a{999}", "((a{9}){9}){9}", "(?:a{1,99}){1,99}", r"[^\PL]" * 30]
+)
+def test_a_pattern_that_takes_long_to_read_is_known(pattern: str) -> None:
+    assert reading_work(pattern) > INLINE > 8 * reading_work(r"\d{4}-\d\d-\d\d")
 
 
 values = st.recursive(
