@@ -15,6 +15,8 @@ import msgspec
 
 from srm.loadtest.records import ROOT
 from srm.training.problems import regexes
+from srm.training.problems.regex_grammar import draw_regex
+from srm.training.problems.regex_nodes import write_regex
 from srm.training.questions.questions import Question, read_questions
 from srm.training.statistics.coverage import Tally, pass_table
 
@@ -35,7 +37,7 @@ def random_regexes(seed: int) -> Iterator[str]:
     """Yield regexes of the grammar without end."""
     r = random.Random(seed)
     while True:
-        regex = regexes.write_regex(regexes.draw_regex(r))
+        regex = write_regex(draw_regex(r))
         if len(regex) <= regexes.MOST_ANSWER:
             yield regex
 
