@@ -12,7 +12,7 @@ and trains every token, so that every position is trained and questions are know
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -28,8 +28,6 @@ Item = TypeVar("Item")
 WHOLE_EVERY = 4
 SHORT = 128
 """Length of short rows, in tokens."""
-ALIKE = 16
-"""Batches of regexes that are drawn together and divided by length, so that little is padded."""
 IGNORED = -100
 """Target of a token that the loss leaves out."""
 
@@ -98,52 +96,48 @@ class CountdownBatches:
 
 
 class RegexBatches:
-    """Batches of about `tokens` tokens, a task of a regex from examples a row, all of about the
-    same length: inputs and targets, int64 [rows, length]. Answers are learned, and in every
-    `WHOLE_EVERY`-th batch every token. No task is held out."""
+    """Batches of about `tokens` tokens, rows of tasks of a regex from examples that are computed
+    each as if it stood alone: inputs and targets, int64 [rows, n_ctx]. Answers are learned, and in
+    every `WHOLE_EVERY`-th batch every token but the first ones. No task is held out."""
 
-    def __init__(self, seed: int, tokens: int) -> None:
-        self._seed, self._tokens = seed, max(tokens, regexes.LONGEST)
-        self._group: tuple[int, list[list[list[int]]]] = (-1, [])
+    def __init__(self, seed: int, tokens: int, n_ctx: int) -> None:
+        self._seed, self._rows, self._n_ctx = seed, max(1, tokens // n_ctx), n_ctx
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        group, place = divmod(index, ALIKE)
-        if self._group[0] != group:
-            self._group = group, self._drawn(f"{self._seed} {group}", is_held_out=False)
-        return _rows(self._group[1][place], learns_all=group % WHOLE_EVERY == place % WHOLE_EVERY)
+        learns_all = index % WHOLE_EVERY == WHOLE_EVERY - 1
+        return self._drawn(f"{self._seed} {index}", False, learns_all)
 
     def evaluation(self, count: int) -> list[tuple[Tensor, Tensor]]:
         """Return batches of held-out tasks, the same ones for every model."""
-        groups = range(-(-count // ALIKE))
-        drawn = [batch for group in groups for batch in self._drawn(f"{group}", is_held_out=True)]
-        return [_rows(batch, learns_all=False) for batch in drawn[:count]]
+        return [self._drawn(f"{index}", True, learns_all=False) for index in range(count)]
 
-    def _drawn(self, seed: str, is_held_out: bool) -> list[list[list[int]]]:
-        """Draw the tasks of a few batches, which divide them by length."""
+    def _drawn(self, seed: str, is_held_out: bool, learns_all: bool) -> tuple[Tensor, Tensor]:
+        """Draw as many tasks as there is room for, and put each into the first row that has room,
+        long ones first; a few short ones find none."""
+        ids = regex_tokenizer.IDS
+        begin, answer, end = (
+            ids[name] for name in (regex_tokenizer.BEGIN, regexes.ANSWER, regex_tokenizer.END)
+        )
         written: list[list[int]] = []
-        left = ALIKE * self._tokens
+        left = self._rows * self._n_ctx
         for task in regexes.tasks(seed, is_held_out):
-            text = (regex_tokenizer.BEGIN, *task.prompt, *task.regex, regex_tokenizer.END)
-            written.append([regex_tokenizer.IDS[name] for name in text])
-            left -= len(text)
+            written.append([begin, *(ids[name] for name in task.prompt + task.regex), end])
+            left -= len(written[-1])
             if left <= 0:
                 break
-        written.sort(key=len)
-        lengths = np.cumsum([len(ids) for ids in written])
-        ends = np.searchsorted(lengths, np.arange(1, ALIKE) * lengths[-1] / ALIKE).tolist()
-        return [written[a:b] for a, b in pairwise([0, *ends, len(written)])]
-
-
-def _rows(written: list[list[int]], learns_all: bool) -> tuple[Tensor, Tensor]:
-    """Return rows of ids, behind which stand end tokens, and the targets of answers or of all."""
-    end, answer = regex_tokenizer.IDS[regex_tokenizer.END], regex_tokenizer.IDS[regexes.ANSWER]
-    ids = torch.full((len(written), max(map(len, written))), end)
-    targets = torch.full_like(ids, IGNORED)
-    for row, task in enumerate(written):
-        begin = 1 if learns_all else task.index(answer) + 1
-        ids[row, : len(task)] = torch.tensor(task)
-        targets[row, begin : len(task)] = ids[row, begin : len(task)]
-    return ids[:, :-1], targets[:, 1:]
+        inputs = torch.full((self._rows, self._n_ctx), end)
+        targets = torch.full_like(inputs, IGNORED)
+        lengths = [0] * self._rows
+        for tokens in sorted(written, key=len, reverse=True):
+            places = (row for row, at in enumerate(lengths) if at + len(tokens) <= self._n_ctx)
+            if (row := next(places, None)) is None:
+                continue
+            learned = 1 if learns_all else tokens.index(answer) + 1
+            first, last = lengths[row], lengths[row] + len(tokens)
+            inputs[row, first:last] = torch.tensor(tokens)
+            targets[row, first + learned - 1 : last - 1] = inputs[row, first + learned : last]
+            lengths[row] = last
+        return inputs, targets
 
 
 class EpochBatches(Generic[Item]):

@@ -109,7 +109,7 @@ def pretrain(config: PretrainConfig) -> Losses:
             ids = special_ids(tokenizer, config.output)
             batches, evaluation, source = _batches(config, tokenizer, ids)
         model = SRM(config.model(count_entries(tokenizer), ids))
-        if config.separate_documents:
+        if config.separate_documents or config.problems == "regexes":
             model.separator = ids.begin
         schedule = build(Schedule, msgspec.structs.asdict(config))
         settings = select_fixed(config) | {"evaluation_share": config.held_out}
@@ -220,7 +220,7 @@ def _batches(
         if config.problems == "countdown":
             tasks = CountdownBatches(config.seed, config.batch_tokens, "direct")
         else:
-            tasks = RegexBatches(config.seed, config.batch_tokens)
+            tasks = RegexBatches(config.seed, config.batch_tokens, config.n_ctx)
         return tasks, tasks.evaluation(config.evaluation_batches), source
     else:
         sizes = config.batch_tokens, config.n_ctx

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -112,27 +112,34 @@ def test_every_character_is_a_token(tmp_path: Path) -> None:
     ]
 
 
-def test_a_row_is_a_task_of_which_the_regex_is_learned() -> None:
-    batches = RegexBatches(1, 2_000)
-    for index in (1, 2, 15, 17):
+def test_a_row_is_full_of_tasks_of_which_regexes_are_learned() -> None:
+    batches = RegexBatches(1, 4_000, 400)
+    for index, is_whole in ((0, False), (2, False), (3, True)):
         inputs, targets = batches[index]
-        again = RegexBatches(1, 2_000)[index]
-        is_whole = index == 17
+        again = RegexBatches(1, 4_000, 400)[index]
         assert torch.equal(inputs, again[0]) and torch.equal(targets, again[1])
-        assert inputs.shape == targets.shape and inputs.shape[1] < regexes.LONGEST
-        assert 1_000 < inputs.numel() < 4_000
-        for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
-            assert row[0] == IDS[BEGIN]
-            begun, ended = row.index(IDS[regexes.ANSWER]), target.index(IDS[END])
-            prompt, answer = row[1 : begun + 1], target[begun:ended]
-            text = "".join(VOCABULARY[token] for token in answer)
-            assert is_solved("".join(VOCABULARY[token] for token in prompt), text)
-            assert not regexes.is_held_out(text)
-            assert {*target[ended + 1 :]} <= {IGNORED}
-            assert target[:begun] == (row[1 : begun + 1] if is_whole else [IGNORED] * begun)
-    for _, targets in batches.evaluation(17):
-        answer = targets[0][targets[0] != IGNORED].tolist()
-        assert regexes.is_held_out("".join(VOCABULARY[token] for token in answer[:-1]))
+        assert inputs.shape == targets.shape == (10, 400)
+        used = 0
+        for row, learned in zip(inputs.tolist(), targets.tolist(), strict=True):
+            begins = [place for place, token in enumerate(row) if token == IDS[BEGIN]]
+            assert begins[0] == 0
+            for first, end in pairwise([*begins, len(row)]):
+                answer = row.index(IDS[regexes.ANSWER], first)
+                last = row.index(IDS[END], answer)
+                used += last + 1 - first
+                prompt, text = (
+                    "".join(VOCABULARY[token] for token in row[a + 1 : b])
+                    for a, b in ((first, answer + 1), (answer, last))
+                )
+                assert is_solved(prompt, text) and not regexes.is_held_out(text)
+                start = first if is_whole else answer
+                assert learned[start:last] == row[start + 1 : last + 1]
+                assert {*learned[first:start], *learned[last:end]} == {IGNORED}
+        assert used > 0.9 * inputs.numel()
+    for inputs, targets in batches.evaluation(2):
+        answers = targets[0][targets[0] != IGNORED].tolist()
+        first = "".join(VOCABULARY[token] for token in answers[: answers.index(IDS[END])])
+        assert regexes.is_held_out(first) and IDS[regexes.ANSWER] in inputs[0]
 
 
 def test_the_grammar_is_refused_by_no_engine() -> None:
