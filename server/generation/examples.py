@@ -17,7 +17,6 @@ MAX_STEPS = 2_000_000
 """Most instructions of a sample's pattern x bytes of all strings: 10 ms at worst."""
 _MAX_MEMORY = 1 << 17
 """Most bytes of a pattern and of RE2's caches: it is read in 2 ms at worst, usually in 15 µs."""
-
 _READ_WORK = 40
 """Work of an instruction that is read, in instructions x characters that are matched."""
 _MOST_WORK = 400_000
@@ -52,11 +51,13 @@ def fits(pattern: str, accepts: Sequence[bytes], rejects: Sequence[bytes]) -> bo
 
 def reading_work(pattern: str) -> int:
     """Return about how much work it is to read a pattern, in instructions x characters."""
+    if len(pattern) > 4 * MAX_LENGTH:  # what a rule takes of it may be short
+        return _MOST_WORK
     atoms, groups = len(pattern), 1
     for is_group, times in _REPEATED.findall(pattern):
         if is_group:
-            groups *= int(times)
+            groups *= max(1, int(times))
         else:
             atoms += int(times)
-    each = 400 if "\\p" in pattern.lower() else 8  # bytes of a class of UTF-8
+    each = 400 if "\\p" in pattern.lower() else 8  # instructions of a class
     return min(_MOST_WORK, _READ_WORK * each * atoms * groups)
