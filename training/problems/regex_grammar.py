@@ -30,48 +30,21 @@ _TECHNICAL = (
     "page row col tag img src div span alpha beta rc dev prod local admin root home tmp usr var"
 ).split()
 NOUNS = (*_TECHNICAL, *THINGS, *GOODS, *(name.lower() for name in NAMES))
-
-
 _TEXT = ascii_lowercase * 3 + ascii_uppercase + digits + "    -.,:/'"
 SEPARATORS = "---...///:::,  __@#=+*|;&~%$<>!?'\""
 JOINS: tuple[str, ...] = (
-    "-",
-    "-",
-    "-",
-    ".",
-    ".",
-    ".",
-    "/",
-    "/",
-    ":",
-    ":",
-    "_",
-    "_",
-    " ",
-    " ",
-    ",",
+    *"---...//::__  ,=@x+|;&#*T",
     ", ",
-    "=",
-)
-JOINS += ("@", " - ", ": ", "x", "+", "::", "->", " = ", "|", ";", "--", "&", "#", "*", "T", "//")
-_OPENERS: tuple[str, ...] = (
-    "()",
-    "[]",
-    "{}",
-    "<>",
-    '""',
-    "''",
-    "[]",
-    "()",
-    '""',
-    "{}",
-    "**",
-    "``",
+    " - ",
+    ": ",
+    "::",
+    "->",
+    " = ",
+    "--",
     "//",
-    "||",
 )
-_OPENERS += ("  ", "__", "%%", "$$", "{{}}", "</>", "${}", "#;", "@:", "<!>", "~~")
-
+_OPENERS = '() () [] [] {} {} <> "" "" \'\' ** `` // || __ %% $$ {{}} </> ${} #; @: <!> ~~'.split()
+"""What stands around a regex; the first half before it."""
 
 DIGIT = Characters(r"\d", digits)
 LOWER = Characters("[a-z]", ascii_lowercase)
@@ -83,19 +56,8 @@ _ALNUM = Characters(r"[a-z\d]", ascii_lowercase + digits)
 CODE = Characters(r"[A-Z\d]", ascii_uppercase + digits)
 _HEX = Characters(r"[\da-f]", digits + "abcdef")
 _UPPER_HEX = Characters(r"[\dA-F]", digits + "ABCDEF")
-_COMMON = (
-    *(DIGIT,) * 9,
-    *(LOWER,) * 6,
-    *(UPPER,) * 4,
-    WORD,
-    WORD,
-    LETTER,
-    _ALNUM,
-    CODE,
-    _HEX,
-    _UPPER_HEX,
-    ANY,
-)
+_COMMON: tuple[Characters, ...] = (*(DIGIT,) * 9, *(LOWER,) * 6, *(UPPER,) * 4, WORD, WORD, LETTER)
+_COMMON += (_ALNUM, CODE, _HEX, _UPPER_HEX, ANY)
 _RARE = (
     Characters("[a-z_]", ascii_lowercase * 2 + "__"),
     Characters("[a-z-]", ascii_lowercase * 2 + "--"),
@@ -135,14 +97,14 @@ def _whole(r: random.Random) -> Nodes:
 def _joined(r: random.Random, count: int) -> Nodes:
     """Return fields with separators between them, some of which may be absent."""
     nodes: Nodes = []
-    join, is_alike = _join(r), r.random() < 0.55
+    join, is_alike = r.choice(JOINS), r.random() < 0.55
     alike = _field(r) if r.random() < 0.3 else None
     if r.random() < 0.25:
         nodes.append(Literal(draw_word(r) + (r.choice(JOINS) if r.random() < 0.6 else "")))
     elif r.random() < 0.15:
         nodes.append(_sign(r))
     for place in range(count):
-        joined: Nodes = [Literal(join if is_alike else _join(r))] if place else []
+        joined: Nodes = [Literal(join if is_alike else r.choice(JOINS))] if place else []
         joined += [copied(node) for node in alike] if alike else _field(r)
         if place and r.random() < 0.12:
             joined = [Group([joined], 0, 1)]
@@ -156,7 +118,7 @@ def _joined(r: random.Random, count: int) -> Nodes:
 
 def _repeated(r: random.Random) -> Nodes:
     """Return a field that is repeated with separators, or a group that is."""
-    one, join = _field(r), [Literal(_join(r))]
+    one, join = _field(r), [Literal(r.choice(JOINS))]
     least, most = r.choice([*((1, NO_END),) * 2, *((0, NO_END),) * 2, *_some(r)])
     kind = r.random()
     nodes: Nodes
@@ -326,10 +288,6 @@ def _times(r: random.Random) -> tuple[int, int]:
         return (0, NO_END)
     least = r.choice([1, 1, 1, 1, 2, 2, 3, 4])
     return least, least + r.choice([1, 1, 1, 2, 2, 3, 4])
-
-
-def _join(r: random.Random) -> str:
-    return r.choice(JOINS)
 
 
 def _noun(r: random.Random) -> str:
