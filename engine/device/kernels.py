@@ -5,6 +5,7 @@ W state width, d channels, H heads, n context positions, k kernel size, V vocabu
 makes of a batch is token_ids i32[T], read_slots, write_slots and positions i32[R] (of each row's
 first token), and row_offsets i32[R + 1]: row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1.
 The graph that an op is added to must have been made with `custom_extensions=kernel_libraries()`.
+On a GPU an op with `pdl` starts while the kernel before it ends (`mojo_kernels/srm/_pdl.mojo`).
 Indices are not checked on the device: that they lie in range is the scheduler's promise.
 """
 
@@ -52,7 +53,11 @@ def expand(
 
 
 def embed(
-    last_token: BufferValue, token_ids: TensorValue, read_slots: TensorValue, table: TensorValue
+    last_token: BufferValue,
+    token_ids: TensorValue,
+    read_slots: TensorValue,
+    table: TensorValue,
+    pdl: bool = False,
 ) -> TensorValue:
     """Look tokens up; token t = -1 is `last_token[read_slots[t]]`, allowed for decode rows.
 
@@ -68,11 +73,16 @@ def embed(
         table.device,
         [last_token, token_ids, read_slots, table],
         out_types=[_embedded(token_ids, table)],
+        parameters={"pdl": pdl},
     )[0].tensor
 
 
 def embed_stream(
-    last_token: BufferValue, token_ids: TensorValue, read_slots: TensorValue, table: TensorValue
+    last_token: BufferValue,
+    token_ids: TensorValue,
+    read_slots: TensorValue,
+    table: TensorValue,
+    pdl: bool = False,
 ) -> ResidualStream:
     """`embed` on a GPU, of bfloat16, with moments."""
     values, moments = ops.inplace_custom(
@@ -80,6 +90,7 @@ def embed_stream(
         table.device,
         [last_token, token_ids, read_slots, table],
         out_types=stream_types(_embedded(token_ids, table)),
+        parameters={"pdl": pdl},
     )
     return ResidualStream(values.tensor, moments.tensor)
 
@@ -124,6 +135,7 @@ def mix(
     gamma: TensorValue | None = None,
     residual: TensorValue | None = None,
     silu: bool = False,
+    pdl: bool = False,
 ) -> TensorValue:
     """Run one recurrent unit over a ragged batch and move the states on.
 
@@ -161,6 +173,7 @@ def mix(
             "has_gamma": gamma is not None,
             "has_residual": residual is not None,
             "silu": silu,
+            "pdl": pdl,
         },
     )[0].tensor
 
@@ -207,6 +220,7 @@ def edit(
     masks: TensorValue,
     *,
     slices: TensorValue | None = None,
+    pdl: bool = False,
 ) -> None:
     """Change the logits of some decode rows in place, before `sample` and `score` read them.
 
@@ -230,7 +244,7 @@ def edit(
         "srm_edit",
         logits.device,
         [last_token, logits, token_ids, read_slots, *lists, biases if slices is None else slices],
-        parameters={"has_slices": slices is not None},
+        parameters={"has_slices": slices is not None, "pdl": pdl},
     )
 
 
@@ -271,6 +285,7 @@ def sample(
     slices: TensorValue | None = None,
     *,
     rejects: bool = False,
+    pdl: bool = False,
 ) -> tuple[TensorValue, TensorValue]:
     """Sample a token for every decode row and remember it in the row's slot.
 
@@ -299,7 +314,7 @@ def sample(
             TensorType(DType.int32, [rows], device),
             TensorType(DType.float32, [rows], device),
         ],
-        parameters={"has_slices": slices is not None, "rejects": rejects},
+        parameters={"has_slices": slices is not None, "rejects": rejects, "pdl": pdl},
     )
     return tokens.tensor, logprobs.tensor
 
@@ -315,6 +330,7 @@ def score(
     named: TensorValue,
     *,
     most: int = MAX_LOGPROBS,
+    pdl: bool = False,
 ) -> tuple[TensorValue, ...]:
     """Score what follows some rows of logits, and find the likeliest tokens there.
 
@@ -348,5 +364,6 @@ def score(
             TensorType(DType.int32, [count, most], device),
             TensorType(DType.float32, [count, most], device),
         ],
+        parameters={"pdl": pdl},
     )
     return tuple(value.tensor for value in scores)

@@ -156,9 +156,9 @@ def layer_norm(x: TensorValue, weight: TensorValue, bias: TensorValue) -> Tensor
     return ops.custom("srm_layer_norm", x.device, [x, weight, bias], [x.type])[0].tensor
 
 
-def layer_norm_float8(x: TensorValue) -> TensorValue:
+def layer_norm_float8(x: TensorValue, pdl: bool = False) -> TensorValue:
     """(x - mean) / sqrt(variance + 1e-5) * norm_scale(d) in FLOAT8, of bfloat16[T, d] on a GPU."""
     width = int(x.shape[1])
     types = [TensorType(FLOAT8, x.shape, x.device)]
-    parameters = {"d": width, "scale": norm_scale(width)}
+    parameters = {"d": width, "scale": norm_scale(width), "pdl": pdl}
     return ops.custom("srm_norm_e4m3", x.device, [x], types, parameters)[0].tensor

@@ -172,12 +172,15 @@ def build_step_graph(
             logits, slices = head_with_slices(stream, matrix, head, sampling, slots, variants)
         else:
             logits = _head(weights, stream, rows=head)
-        edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
+        pdl = weights.pdl
+        edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices, pdl=pdl)
         constrain(last_token, sampling, logits, positions, slots, tables, slices=slices)
         rejects = "rejection" in variants
         sampled = last_token, logits, sampling, positions, slots, slices
-        tokens, logprobs = sample(*sampled, rejects=rejects)
-        scores = score(logits, sampling, slots, tokens, targets, *scored, most=max_logprobs)
+        tokens, logprobs = sample(*sampled, rejects=rejects, pdl=pdl)
+        scores = score(
+            logits, sampling, slots, tokens, targets, *scored, most=max_logprobs, pdl=pdl
+        )
         graph.output(tokens, logprobs, *scores)
     return graph
 
@@ -259,7 +262,7 @@ def _blocks(weights: _Weights, batch: _Rows) -> TensorValue:
     """Return the residual stream [tokens, d] after all blocks."""
     config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
-    tokens = batch.last_token, batch.token_ids, batch.read_slots, table
+    tokens = batch.last_token, batch.token_ids, batch.read_slots, table, weights.pdl
     # In FLOAT8 the first to read the stream is a norm.
     folds = folds_norms(weights.product, config, weights.dtype)
     has_moments = folds and weights.dtype != FLOAT8
@@ -291,6 +294,11 @@ class _Weights:
     index: int = 0
     """The number of the layer, from 0."""
     variants: Variants = NO_VARIANTS
+
+    @property
+    def pdl(self) -> bool:
+        """Whether kernels start while the one before them ends."""
+        return "pdl" in self.variants
 
     def layer(self, index: int) -> _Weights:
         return replace(self, prefix=f"{self.prefix}layers.{index}.", index=index)
@@ -355,7 +363,7 @@ def _mix_channels(layer: _Weights, stream: ResidualStream) -> ResidualStream:
         width, x = layer.config.d_model, stream.values
         up, down = layer.float8("up", 4 * width, width), layer.float8("down", width, 4 * width)
         divisors = layer.scalars("up_divisors", 4 * width)
-        inner = multiply_float8(layer_norm_float8(x), *up, divisors, layer.variants)
+        inner = multiply_float8(layer_norm_float8(x, layer.pdl), *up, divisors, layer.variants)
         return multiply_float8_into_stream(inner, *down, x, layer.variants)
     inner = layer.project_normed("up", stream, 4 * layer.config.d_model, silu=True)
     return layer.project_into("down", inner, stream)
@@ -412,5 +420,6 @@ def _run_unit(
         batch.row_offsets,
         **{name: weights.scalars(name, config.num_heads, config.n_ctx) for name in per_position},
         decay=weights.scalars("decay", 2, config.num_heads),
+        pdl=layer.pdl,
         **epilogue,
     )

@@ -21,12 +21,13 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 Variants = frozenset[str]
-VariantName = Literal["tanh", "ahead", "stores", "clusters", "mixed", "rejection"]
+VariantName = Literal["tanh", "ahead", "stores", "clusters", "mixed", "rejection", "pdl"]
 VARIANTS = get_args(VariantName)
 """Names of kernels that a graph has instead of today's. None is a default before a GPU's record
 shows that it is right and at least as fast.
 
-"mixed" mixes rows that decode inside the product before it."""
+"mixed" mixes rows that decode inside the product before it; with "pdl" a step's kernels start while
+the one before them ends."""
 CHUNK = 64
 """Channels of which a head must have a multiple for "mixed": CHUNK of _sm90_epilogue.mojo."""
 MIXERS = {"mixed", "parallel", "column_heads"}
@@ -174,6 +175,7 @@ def multiply_and_mix(
     weight: TensorValue,
     columns: TensorValue,
     slots: TensorValue,
+    pdl: bool,
     **scalars: TensorValue,
 ) -> TensorValue:
     """`kernels.mix` of `multiply_normed` in one op, to the same bits.
@@ -183,9 +185,9 @@ def multiply_and_mix(
     """
     assert x.moments is not None
     inputs = [state, unit, x.values, *rows, *scalars.values(), weight, columns, x.moments, slots]
-    (wide, depth), heads = map(int, weight.shape), int(scalars["decay"].shape[1])
-    how: dict[str, int | str | bool] = {"N": wide, "K": depth, "heads": heads}
-    types = [TensorType(x.values.dtype, [x.values.shape[0], wide], x.values.device)]
+    how = _parameters(weight, frozenset({"pdl"} if pdl else ()))
+    how |= {"heads": int(scalars["decay"].shape[1])}
+    types = [TensorType(x.values.dtype, [x.values.shape[0], weight.shape[0]], x.values.device)]
     return ops.inplace_custom("srm_mixed_sm90", x.values.device, inputs, types, how)[0].tensor
 
 

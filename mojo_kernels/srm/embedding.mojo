@@ -27,6 +27,7 @@ from std.memory import unsafe_memcpy
 from std.sys import size_of
 
 from .parallel import RowGrid, num_tasks
+from ._pdl import launch_attributes, start_after_last
 from ._values import Values, on_16_bytes, untracked
 
 
@@ -46,7 +47,7 @@ def _resolve(
 
 @always_inline
 def embed_thread[
-    dtype: DType, //, width: Int, has_moments: Bool = False
+    dtype: DType, //, width: Int, has_moments: Bool = False, pdl: Bool = False
 ](
     x: Values[dtype],
     moments: Values[DType.float32],
@@ -63,6 +64,7 @@ def embed_thread[
         dtype: Of the table.
         width: Channels; of more than one the addresses are multiples of their size.
         has_moments: Whether the warp also writes the moments of its channels, all of one token.
+        pdl: Whether the kernel starts while the one before it ends.
 
     Args:
         x: The vectors.
@@ -76,6 +78,7 @@ def embed_thread[
     """
     comptime ALIGNMENT = width * size_of[dtype]()
     comptime LANES = 32
+    start_after_last[pdl]()
     var token = RowGrid.row()
     var channel = RowGrid.piece() * width
     if token < Int(num_tokens) and channel < Int(dim):
@@ -106,7 +109,7 @@ def embed_thread[
 
 
 def _enqueue[
-    dtype: DType, //, width: Int, has_moments: Bool
+    dtype: DType, //, width: Int, has_moments: Bool, pdl: Bool
 ](
     x: Values[dtype],
     moments: Values[DType.float32],
@@ -125,7 +128,7 @@ def _enqueue[
     var channels = Int64(dim)
 
     def embed_rows() {var}:
-        embed_thread[width, has_moments](
+        embed_thread[width, has_moments, pdl](
             x,
             moments,
             last_token,
@@ -137,7 +140,12 @@ def _enqueue[
         )
 
     var grid = RowGrid(num_tokens, dim // width)
-    ctx.enqueue_function(embed_rows, grid_dim=grid.blocks, block_dim=grid.block)
+    ctx.enqueue_function(
+        embed_rows,
+        grid_dim=grid.blocks,
+        block_dim=grid.block,
+        attributes=launch_attributes[pdl](),
+    )
 
 
 @extensibility.register("srm_embed")
@@ -146,7 +154,7 @@ struct _Embed:
 
     @staticmethod
     def execute[
-        target: StaticString
+        target: StaticString, pdl: Bool
     ](
         x: OutputTensor[rank=2, ...],
         last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
@@ -182,7 +190,7 @@ struct _Embed:
         else:
 
             def launch[width: Int]() raises {var}:
-                _enqueue[width, False](
+                _enqueue[width, False, pdl](
                     out_ptr,
                     out_ptr.unsafe_bitcast[Float32](),
                     last_ptr,
@@ -211,7 +219,7 @@ struct _EmbedStream:
 
     @staticmethod
     def execute[
-        target: StaticString
+        target: StaticString, pdl: Bool
     ](
         x: OutputTensor[dtype=DType.bfloat16, rank=2, ...],
         moments: OutputTensor[dtype=DType.float32, rank=3, ...],
@@ -222,7 +230,7 @@ struct _EmbedStream:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_embed_stream is for GPUs alone"
-        _enqueue[8, True](
+        _enqueue[8, True, pdl](
             untracked(x.unsafe_ptr()),
             untracked(moments.unsafe_ptr()),
             untracked(last_token.unsafe_ptr()),

@@ -48,6 +48,7 @@ from std.sys import simd_width_of, size_of
 
 from .parallel import BLOCK, num_tasks
 from .rows import first_row
+from ._pdl import launch_attributes, start_after_last
 from ._values import Values, on_16_bytes, untracked
 
 comptime _SLICE = 64  # fewest channels split off for a core: whole cache lines
@@ -234,9 +235,11 @@ struct _Unit[
         )
 
     @always_inline
-    def mix_thread[width: Int, parts: Int](self):
-        """What a thread of the grid that `launch` makes does; parameters are those of `mix`.
+    def mix_thread[width: Int, parts: Int, pdl: Bool = False](self):
+        """What a thread of the grid that `launch` makes does; parameters are those of `mix`, and
+        whether it starts while the kernel before it ends.
         """
+        start_after_last[pdl]()
         var row = block_idx.x * block_dim.z + thread_idx.z
         var head = block_idx.y * block_dim.y + thread_idx.y
         var channel = (block_idx.z * block_dim.x + thread_idx.x) * width
@@ -249,12 +252,14 @@ struct _Unit[
                 row, head, head * Int(self.head_dim) + channel
             )
 
-    def launch[width: Int, parts: Int](self, ctx: DeviceContext) raises:
+    def launch[
+        width: Int, parts: Int, pdl: Bool
+    ](self, ctx: DeviceContext) raises:
         """Run `mix` for all rows, heads and channels on a GPU."""
         var unit = self
 
         def mix_rows() {var}:
-            unit.mix_thread[width, parts]()
+            unit.mix_thread[width, parts, pdl]()
 
         var lanes = Int(self.head_dim) // (width * parts)
         var x = min(lanes, BLOCK)
@@ -268,6 +273,7 @@ struct _Unit[
                 ceildiv(lanes, x),
             ),
             block_dim=(x, y, z),
+            attributes=launch_attributes[pdl](),
         )
 
 
@@ -277,7 +283,11 @@ struct _Mix:
 
     @staticmethod
     def execute[
-        target: StaticString, has_gamma: Bool, has_residual: Bool, silu: Bool
+        target: StaticString,
+        has_gamma: Bool,
+        has_residual: Bool,
+        silu: Bool,
+        pdl: Bool,
     ](
         y: OutputTensor[rank=2, ...],
         state: MutableInputTensor[rank=2, ...],
@@ -371,6 +381,6 @@ struct _Mix:
                 and on_16_bytes(of_unit.x)
                 and on_16_bytes(of_unit.residual)
             ):
-                of_unit.launch[4, 2](ctx)
+                of_unit.launch[4, 2, pdl](ctx)
             else:
-                of_unit.launch[1, 1](ctx)
+                of_unit.launch[1, 1, pdl](ctx)

@@ -20,6 +20,7 @@ from max.gpu.host import DeviceContext
 from std.math import ceildiv, rsqrt
 from std.utils.static_tuple import StaticTuple
 
+from ._pdl import launch_attributes, start_after_last
 from ._values import Values, untracked
 from .norm import EPSILON
 from .products._sm90_epilogue import BF16, E4M3, F32, to_e4m3
@@ -47,13 +48,14 @@ def add_lanes(value: Float32) -> Float32:
 
 
 def normalise_rows[
-    d: Int, scale: Int
+    d: Int, scale: Int, pdl: Bool = False
 ](y: Values[E4M3], x: Values[BF16], rows: Int64):
     """Normalise a row, what a warp of a block of WARPS does.
 
     Parameters:
         d: Columns.
         scale: What is multiplied with.
+        pdl: Whether the kernel starts while the one before it ends.
 
     Args:
         y: The normalised rows.
@@ -62,6 +64,7 @@ def normalise_rows[
     """
     comptime assert d % (SHARE * WARP_SIZE) == 0
     comptime shares = d // (SHARE * WARP_SIZE)
+    start_after_last[pdl]()
     var row = block_idx.x * WARPS + Int(warp_id())
     if row >= Int(rows):
         return
@@ -95,7 +98,7 @@ struct NormE4M3:
 
     @staticmethod
     def execute[
-        target: StaticString, d: Int, scale: Int
+        target: StaticString, d: Int, scale: Int, pdl: Bool
     ](
         y: OutputTensor[dtype=E4M3, rank=2, ...],
         x: InputTensor[dtype=BF16, rank=2, ...],
@@ -107,6 +110,7 @@ struct NormE4M3:
             target: "gpu".
             d: Columns.
             scale: What normalised values are multiplied with.
+            pdl: Whether the kernel starts while the one before it ends.
 
         Args:
             y: The normalised rows.
@@ -120,10 +124,11 @@ struct NormE4M3:
         var rows = x.dim_size(0)
         if rows == 0:
             return
-        ctx.enqueue_function[normalise_rows[d, scale]](
+        ctx.enqueue_function[normalise_rows[d, scale, pdl]](
             untracked(y.unsafe_ptr()),
             untracked(x.unsafe_ptr()),
             Int64(rows),
             grid_dim=ceildiv(rows, WARPS),
             block_dim=WARPS * WARP_SIZE,
+            attributes=launch_attributes[pdl](),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +21,9 @@ from tests.kit.fake_driver.driver import (
     words,
 )
 from tests.kit.fake_driver.programs import D_MODEL, ROWS
+from tests.kit.kept import cache_folder
+from tests.kit.ptx.cubin import ACQBULK, LDG, PREEXIT, STG, codes_of_kernels
+from tests.kit.serving import ROOT
 
 LAYERS, VOCAB = 8, 8_192
 PROCESSORS = 132
@@ -205,3 +210,51 @@ def test_launches_are_in_the_order_of_the_stream(log: dict[str, list[Call]]) -> 
     threads = [token["thread"] for token in order]
     assert len({*threads}) == 2
     assert sum(item != other for item, other in pairwise(threads)) == 2 * 2
+
+
+@pytest.fixture(scope="module")
+def dependent(
+    fake: FakeDriver, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, list[Call]], bytes]:
+    """The log of steps of variant pdl, and their graph, which is compiled once and kept."""
+    module, shape = "srm.engine.device.precompile", ["--d-model", str(D_MODEL)]
+    flags = [*shape, "--dtype", "bfloat16", "--variants", "pdl", "--output", str(cache_folder())]
+    compiled = subprocess.run(
+        [sys.executable, "-m", module, *flags], cwd=ROOT, check=True, stderr=subprocess.PIPE
+    )
+    graph = Path(compiled.stderr.decode().splitlines()[-1].partition(": ")[0])
+    path = tmp_path_factory.mktemp("dependent") / "log"
+    path.touch()
+    ran = fake.run("steps", cache_folder(), "pdl", log=path)
+    assert ran["arithmetic"] == "gpu bfloat16 own pdl"
+    return parts(read_log(path)), graph.read_bytes()
+
+
+@pytest.mark.slow
+def test_all_kernels_but_the_first_may_start_early(
+    log: dict[str, list[Call]], dependent: tuple[dict[str, list[Call]], bytes]
+) -> None:
+    """The first is behind an upload. All else of a launch is as today, of captured ones too."""
+    assert not any(launch["is_dependent"] for launch in launches_of(log["third"]))
+    for name in ("third", "captured"):
+        today, early = (launches_of(lines[name])[-46:] for lines in (log, dependent[0]))
+        assert [launch["is_dependent"] for launch in early] == [0, *[1] * 45]
+        for launch, other in zip(today, early, strict=True):
+            for fact in ("grid", "block", "shared", "cluster", "status"):
+                assert launch[fact] == other[fact]
+    replayed = [*enqueued(dependent[0]["replayed"])]
+    assert replayed == ["up", "graph of 46", "down", "down", "event", "wait"]
+
+
+@pytest.mark.slow
+def test_each_kernel_that_may_start_early_waits_once(
+    dependent: tuple[dict[str, list[Call]], bytes],
+) -> None:
+    """Before memory is read or written, and before it lets the next kernel start."""
+    started, codes = dependent[0]["third"], codes_of_kernels(dependent[1])
+    early = {call["kernel"] for call in launches_of(started) if call["is_dependent"]}
+    assert len(early) == 10
+    for name in early:
+        code = codes[name]
+        assert (code.count(ACQBULK), code.count(PREEXIT)) == (1, 1)
+        assert code.index(ACQBULK) < min(code.index(other) for other in (PREEXIT, LDG, STG))

@@ -33,6 +33,7 @@ from ._logit_row import (
     walk,
 )
 from ._sampling import Sampling
+from .._pdl import start_after_last
 from .._values import Values
 
 comptime ROWS = WARPS
@@ -53,10 +54,11 @@ def invalidate(slices: Values[DType.float32], row: Int, vocab: Int):
 
 @always_inline
 def sample_rows[
-    Draw: def(Int) -> Bool, Sample: def(Int) -> None, //
+    Draw: def(Int) -> Bool, Sample: def(Int) -> None, //, pdl: Bool = False
 ](draw: Draw, sample: Sample, first: Int, count: Int):
     """Draw up to ROWS rows, a warp each; then sample those that are left, the whole block each.
     """
+    start_after_last[pdl]()
     var left = shared[DType.uint32, ROWS]()
     var is_left = warp_id() < count and not draw(first + warp_id())
     if lane_id() == 0:

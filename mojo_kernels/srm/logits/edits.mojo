@@ -51,6 +51,7 @@ from std.memory.alloc import unsafe_alloc
 from std.utils.numerics import neg_inf
 
 from ._slices import invalidate
+from .._pdl import launch_attributes, start_after_last
 from .._values import untracked
 from ..parallel import num_tasks
 
@@ -193,7 +194,7 @@ struct _Edit:
 
     @staticmethod
     def execute[
-        target: StaticString, has_slices: Bool
+        target: StaticString, has_slices: Bool, pdl: Bool
     ](
         last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
         logits: InputTensor[rank=2, ...],
@@ -269,11 +270,15 @@ struct _Edit:
         else:
 
             def edit_block() {var}:
+                start_after_last[pdl]()
                 var marks = unsafe_stack_allocation[
                     TILE, Int32, address_space=AddressSpace.SHARED
                 ]().unsafe_origin_cast[MutUntrackedOrigin]()
                 edit[on_gpu=True](Int(block_idx.x), marks)
 
             ctx.enqueue_function(
-                edit_block, grid_dim=num_rows, block_dim=_BLOCK
+                edit_block,
+                grid_dim=num_rows,
+                block_dim=_BLOCK,
+                attributes=launch_attributes[pdl](),
             )

@@ -59,6 +59,7 @@ from ._logit_row import (
 )
 from ._sampling import Sampling
 from ._slices import ROWS, SLICE, draw, sample_rows
+from .._pdl import launch_attributes
 from .._values import untracked
 from ..parallel import num_tasks
 
@@ -129,7 +130,7 @@ struct _Sample:
 
     @staticmethod
     def execute[
-        target: StaticString, has_slices: Bool, rejects: Bool
+        target: StaticString, has_slices: Bool, rejects: Bool, pdl: Bool
     ](
         tokens: OutputTensor[dtype=DType.int32, rank=1, ...],
         logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
@@ -196,6 +197,7 @@ struct _Sample:
             sync_parallelize(sample_share, tasks)
         else:
             var width, rows = Int64(vocab), Int64(num_rows)
+            comptime assert has_slices or not pdl
             # Several, but no fewer blocks than can run at once: two on a processor.
             var processors = ctx.get_attribute(
                 DeviceAttribute.MULTIPROCESSOR_COUNT
@@ -242,7 +244,7 @@ struct _Sample:
                     comptime if has_slices:
                         var first = block_idx.x * Int(each)
                         var count = min(Int(each), Int(rows) - first)
-                        sample_rows(draw_row, sample_row, first, count)
+                        sample_rows[pdl](draw_row, sample_row, first, count)
                     else:
                         sample_row(block_idx.x)
 
@@ -250,6 +252,7 @@ struct _Sample:
                     sample_block,
                     grid_dim=ceildiv(num_rows, Int(each)),
                     block_dim=BLOCK,
+                    attributes=launch_attributes[pdl](),
                 )
 
             if num_rows == 0:

@@ -45,6 +45,7 @@ from ._gpu_block import BLOCK
 from ._gpu_row import LONG, SHORT, GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
 from ._sampling import Sampling
+from .._pdl import launch_attributes, start_after_last
 from .._values import untracked
 from ..parallel import num_tasks
 
@@ -105,7 +106,7 @@ struct _Score:
 
     @staticmethod
     def execute[
-        target: StaticString
+        target: StaticString, pdl: Bool
     ](
         logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
         ranks: OutputTensor[dtype=DType.int32, rank=1, ...],
@@ -199,12 +200,16 @@ struct _Score:
                     `nvvm.minctasm`=__mlir_attr.`2 : index`,
                 )
                 def score_block() {var}:
+                    start_after_last[pdl]()
                     var q = block_idx.x
                     var row = GPURow[share=share](logits_of(q), Int(vocab))
                     score(row, q, thread_idx.x == 0)
 
                 ctx.enqueue_function(
-                    score_block, grid_dim=num_rows, block_dim=BLOCK
+                    score_block,
+                    grid_dim=num_rows,
+                    block_dim=BLOCK,
+                    attributes=launch_attributes[pdl](),
                 )
 
             if num_rows == 0:

@@ -80,6 +80,8 @@ struct Variants(ImplicitlyCopyable):
     """Whether a cluster has twice as many blocks, so that w is loaded half as often."""
     var rejection: Bool
     """Whether the sampler draws truncated rows from slices too."""
+    var pdl: Bool
+    """Whether a kernel starts while the one before it ends (`_pdl.mojo`)."""
 
     @staticmethod
     def named(names: StaticString) -> Self:
@@ -97,6 +99,7 @@ struct Variants(ImplicitlyCopyable):
             stores="stores" in names,
             clusters="clusters" in names,
             rejection="rejection" in names,
+            pdl="pdl" in names,
         )
 
 
@@ -168,6 +171,14 @@ struct Parts(ImplicitlyCopyable):
             Whether they are: but for an e4m3 output, whose divisors have no registers left.
         """
         return self.variants.ahead and not self.narrow()
+
+    def loads_early(self) -> Bool:
+        """Tell whether the first weights are loaded before the kernel before has ended.
+
+        Returns:
+            Whether they are: but where rows are mixed, which leaves no registers.
+        """
+        return self.variants.pdl and self.heads == 0
 
     def patches(self) -> Int:
         """Count a warp's patches.

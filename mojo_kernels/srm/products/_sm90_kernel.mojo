@@ -8,6 +8,9 @@ bytes that have come, `empty` the consumers of all blocks that are done with it.
 
 No consumer waits for another one: each warp finishes its own sums (`_sm90_epilogue.mojo`), while the
 other consumer multiplies, as far as the ring lets them drift apart.
+
+With `pdl` the stages of the first turn get their rows of w before the wait for the kernel before,
+unless rows are mixed.
 """
 
 from layout import Coord, Idx, TileTensor, row_major
@@ -50,6 +53,7 @@ from ._sm90_epilogue import (
     read_norm,
     read_temperatures,
 )
+from .._pdl import start_after_last
 
 comptime MOST_ROWS = 128
 """Of a tile."""
@@ -144,6 +148,7 @@ def product_kernel[
     comptime w_rows = BN // blocks
     comptime turns = K // depth // STAGES
     comptime tiles_n = N // BN
+    comptime STAGE_LOADS = Int32((BM + BN) * ROW_BYTES)
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]()
@@ -162,24 +167,45 @@ def product_kernel[
     var count = ceildiv(Int(rows), CLUSTER_ROWS[parts]) * tiles_n
     var stride = Int(grid_dim.x) // blocks
     var group = Int(thread_idx.x) // 128
+
+    @always_inline
+    def load_weights[s: Int](tile: Int, turn: Int) {imm}:
+        var w_to = shared.unsafe_offset(
+            s * STAGE_BYTES + (BM + rank * w_rows) * ROW_BYTES
+        )
+        w_tiles.async_multicast_load(
+            TileTensor(
+                w_to.unsafe_bitcast[Scalar[factors]](),
+                row_major[w_rows, depth](),
+            ),
+            full[unsafe_offset=s],
+            (
+                (turn * STAGES + s) * depth,
+                tile % tiles_n * BN + rank * w_rows,
+            ),
+            UInt16((1 << blocks) - 1),
+        )
+
+    comptime if parts.loads_early():
+        if thread_idx.x == 0:
+            comptime for s in range(STAGES):
+                full[unsafe_offset=s].expect_bytes(STAGE_LOADS)
+                load_weights[s](Int(block_idx.x) // blocks, 0)
+    start_after_last[parts.variants.pdl]()
     if group == 0:
         warpgroup_reg_dealloc[40]()
         if thread_idx.x == 0:
             var phase = UInt32(1)  # an empty ring
+            var has_weights = parts.loads_early()  # of this turn
             for tile in range(Int(block_idx.x) // blocks, count, stride):
                 var m = (tile // tiles_n * blocks + rank) * BM
-                var n = tile % tiles_n * BN + rank * w_rows
                 for turn in range(turns):
                     comptime for s in range(STAGES):
-                        empty[unsafe_offset=s].wait(phase)
-                        full[unsafe_offset=s].expect_bytes(
-                            Int32((BM + BN) * ROW_BYTES)
-                        )
+                        if not has_weights:
+                            empty[unsafe_offset=s].wait(phase)
+                            full[unsafe_offset=s].expect_bytes(STAGE_LOADS)
                         var k = (turn * STAGES + s) * depth
                         var x_to = shared.unsafe_offset(s * STAGE_BYTES)
-                        var w_to = x_to.unsafe_offset(
-                            (BM + rank * w_rows) * ROW_BYTES
-                        )
                         # A multicast to this block alone: MAX 26.7 clears a bit of the barrier's
                         # address in a plain load, which may be the block's rank in its cluster.
                         x_tiles.async_multicast_load(
@@ -191,15 +217,9 @@ def product_kernel[
                             (k, m),
                             UInt16(1 << rank),
                         )
-                        w_tiles.async_multicast_load(
-                            TileTensor(
-                                w_to.unsafe_bitcast[Scalar[factors]](),
-                                row_major[w_rows, depth](),
-                            ),
-                            full[unsafe_offset=s],
-                            (k, n),
-                            UInt16((1 << blocks) - 1),
-                        )
+                        if not has_weights:
+                            load_weights[s](tile, turn)
+                    has_weights = False
                     phase ^= 1
     elif group <= consumers:
         warpgroup_reg_alloc[232]()

@@ -82,6 +82,7 @@ from ._sm90_kernel import (
     X_TILE,
     product_kernel,
 )
+from .._pdl import launch_attributes
 from .._values import untracked
 
 
@@ -211,6 +212,7 @@ def enqueue_tiles[
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(SHARED_BYTES[parts])
         ),
+        attributes=launch_attributes[parts.variants.pdl](),
     )
 
 
@@ -313,7 +315,7 @@ struct _MixedSM90:
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int, heads: Int
+        target: StaticString, N: Int, K: Int, heads: Int, variants: StaticString
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         state: MutableInputTensor[dtype=F32, rank=2, ...],
@@ -335,7 +337,7 @@ struct _MixedSM90:
     ) raises:
         comptime assert target == "gpu", "srm_mixed_sm90 is for sm_90 alone"
         comptime assert N // heads % CHUNK == 0, "a chunk is of one head"
-        comptime parts = Parts(norm=True, heads=heads)
+        comptime parts = Parts(norm=True, heads=heads, variants=variants)
         var decode = slots.dim_size(0)
         var to = Tensors(anywhere(output))
         to.columns, to.moments = anywhere(columns), anywhere(moments)
@@ -361,7 +363,7 @@ struct _MixedSM90:
             mixer.positions = mixer.positions.unsafe_offset(decode)
             mixer.row_offsets = mixer.row_offsets.unsafe_offset(decode)
             mixer.num_rows = Int64(read_slots.dim_size(0) - decode)
-            mixer.launch[4, 2](ctx)
+            mixer.launch[4, 2, parts.variants.pdl](ctx)
 
 
 @extensibility.register("srm_stream_sm90")

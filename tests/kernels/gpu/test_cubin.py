@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.kernels.gpu.test_products import ALL, KINDS, SMALL
-from tests.kit.ptx.cubin import HGMMA, LDG, MUFU, STG, Resources, kernels_of, opcodes_of
+from tests.kit.ptx.cubin import (
+    ACQBULK,
+    HGMMA,
+    LDG,
+    MUFU,
+    PREEXIT,
+    STG,
+    UTMALDG,
+    Resources,
+    kernels_of,
+    opcodes_of,
+)
 from tests.kit.ptx.mojo_program import printed
 
 REGISTERS, SHARED = 65_536, 232_448
@@ -33,6 +44,8 @@ those that its launch asks for."""
     [
         *((source, []) for source in ("batch", "row", "product")),
         ("product", [f"variants={ALL}"]),
+        *((source, ["pdl"]) for source in ("batch", "row")),
+        ("product", ["variants=pdl"]),
         pytest.param("product", ["wide"], marks=pytest.mark.slow),
     ],
 )
@@ -82,6 +95,19 @@ def test_mixing_in_a_product_takes_few_instructions() -> None:
     plain, mixed = (codes[f"{kind}_proj_in"] for kind in ("normed", "mixed"))
     assert len(mixed) - len(plain) <= 12 * 128
     assert mixed.count(STG) == 4 * plain.count(STG), "states 16 bytes at a time, outputs 8"
+
+
+def test_products_that_start_early_wait_before_they_read() -> None:
+    """Weights of the first turn are asked for before the wait, by TMA, unless rows are mixed."""
+    today, early = (codes_of(names) for names in ("", "pdl"))
+    for kind, code in early.items():
+        assert (code.count(ACQBULK), code.count(PREEXIT)) == (1, 1)
+        wait = code.index(ACQBULK)
+        assert code[:wait].count(UTMALDG) == 4 * ("mixed" not in kind)
+        assert not {LDG, STG} & {*code[:wait]} and PREEXIT in code[wait:]
+        assert code.count(HGMMA) == today[kind].count(HGMMA)
+        for other in (MUFU, LDG, STG):
+            assert code.count(other) == today[kind].count(other)
 
 
 def check(name: str, taken: Resources) -> None:

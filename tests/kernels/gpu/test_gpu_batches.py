@@ -3,6 +3,9 @@ results against the oracle, instructions and bytes against budgets."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,9 @@ from tests.kernels.test_mixer import (
     make_unit,
     residual_of,
 )
+from tests.kit.ptx.mojo_program import printed
 from tests.kit.ptx.ptx import Counts, Kernel, compiled
+from tests.kit.ptx.ptx_text import PTXError
 
 BLOCK = 256
 Array = npt.NDArray[Any]
@@ -261,3 +266,33 @@ def test_copies_of_slots(kernels: dict[str, Kernel], width: int, by: int) -> Non
     np.testing.assert_array_equal(no_token[slots], last_token[slots])
     others = np.setdiff1d(np.arange(20), slots)
     assert not empty[others].any() and not no_token[others].any()
+
+
+EARLY: dict[str, Callable[[dict[str, Kernel]], object]] = {
+    "embed bfloat16 8": lambda kernels: test_embedding(kernels, "embed", "bfloat16", 1024, 8),
+    "embed_stream bfloat16 8": lambda kernels: test_embedding(
+        kernels, "embed_stream", "bfloat16", 1024, 8
+    ),
+    "mix bfloat16 8": lambda kernels: decode_counts(kernels, "mix", "bfloat16", 1024),
+    "norm_e4m3 512": lambda kernels: test_norm_in_float8(kernels, 512),
+}
+"""Kernels that variant pdl starts while the one before them ends, and what checks them."""
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_early_kernels_are_todays_behind_a_wait(kernels: dict[str, Kernel], name: str) -> None:
+    early = compiled("batch_kernels.mojo", "pdl")
+    EARLY[name](early)
+    today, code = (Counter(line[1] for line in of[name].program.code) for of in (kernels, early))
+    assert code - today == Counter(["griddepcontrol.wait", "griddepcontrol.launch_dependents"])
+    assert not today - code
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_a_wait_behind_a_load_is_found(name: str) -> None:
+    text = printed("batch_kernels.mojo", "pdl")[name].decode()
+    wait = r"(griddepcontrol\.wait;.*?dependents;)(.*?ld\.global[^;]*;)"
+    late, changes = re.subn(wait, r"\2\1", text, count=1, flags=re.S)
+    assert changes
+    with pytest.raises(PTXError, match=r"(read or written|a thread ends) before the wait"):
+        EARLY[name]({name: Kernel(late, is_dependent=True)})

@@ -119,6 +119,21 @@ def slices_of(logits: F32, rows: list[Settings]) -> F32:
 PLAIN = [Settings(float(np.float32(number))) for number in (1, 0.5, 1, 2.5, 0.7)]
 
 
+def test_a_sampler_that_starts_early_draws_the_same(kernels: dict[str, Kernel]) -> None:
+    """Of variant pdl: it begins with a wait, one of two more instructions. A row is searched."""
+    bits, logits = rounded(np.random.default_rng(3).normal(0, 2, (9, 512)))
+    rows = [*PLAIN, Settings(top_p=0.9), GREEDY, *PLAIN[:2]]
+    slices, name = slices_of(logits, rows), "sample_slices bfloat16 8"
+    early, today = (
+        counted(of[name], bits, rows, slices, WARPS)
+        for of in (compiled("row_kernels.mojo", "pdl"), kernels)
+    )
+    np.testing.assert_array_equal(early[0], today[0])
+    np.testing.assert_array_equal(early[1], today[1])
+    assert early[2].instructions - today[2].instructions <= 2 * 2 * THREADS  # of two blocks
+    assert early[2].moved == today[2].moved
+
+
 @pytest.mark.parametrize("vocab", [256, 512, 2048, 2304, 8192, 8448, 17_152])
 def test_rows_are_drawn_from_slices(kernels: dict[str, Kernel], vocab: int) -> None:
     """The largest have more slices than a warp has lanes. Of the logits a row reads one slice."""

@@ -10,7 +10,7 @@ from tests.kit.ptx.lowered import LAYERS, Launch, Lowered, lower
 
 GRAPHS = (
     *("own:512", "own:1024", "plain:512", "plain:1024", "float8:512", "float8:1024"),
-    *("mixed:512", "mixed:1024"),
+    *("mixed:512", "mixed:1024", "pdl:512"),
 )
 NORM, MIX, PLAIN = "reduce.layer_norm", "srm_mix", "srm_linear_plain"
 LAYER = {
@@ -30,6 +30,7 @@ LAYER = {
         *("srm_normed_sm90", MIX, "srm_stream_sm90"),
     ],
 }
+LAYER["pdl"] = LAYER["own"]
 """What is launched for a layer, and what is fused with it."""
 OWN_HEAD = [
     *("srm_head_sm90", "srm_edit has_slices", "srm_constrain has_slices", "srm_sample has_slices")
@@ -37,12 +38,14 @@ OWN_HEAD = [
 HEAD = {
     "own": OWN_HEAD,
     "mixed": OWN_HEAD,
+    "pdl": OWN_HEAD,
     "float8": OWN_HEAD,
     "plain": [PLAIN, "srm_edit", "srm_constrain", "srm_sample"],
 }
 STREAM = "srm_embed_stream"
-EMBED = {"own": STREAM, "mixed": STREAM, "float8": "srm_embed", "plain": "srm_embed"}
-WEIGHTS = {"own": 12, "mixed": 12, "float8": 13, "plain": 16}
+EMBED = dict.fromkeys(("own", "mixed", "pdl"), STREAM)
+EMBED |= {"float8": "srm_embed", "plain": "srm_embed"}
+WEIGHTS = {"own": 12, "mixed": 12, "pdl": 12, "float8": 13, "plain": 16}
 """Of a layer: norms and biases that are folded are in `columns`, and float8 has divisors."""
 
 
@@ -52,9 +55,13 @@ def graphs() -> dict[str, Lowered]:
 
 
 def described(launch: Launch) -> str:
-    """Its name, and its parameters that are true."""
-    true = [name for name, value in launch.settings.items() if value == "True"]
+    """Its name, and its parameters that are true, but for "pdl"."""
+    true = [name for name, value in launch.settings.items() if value == "True" and name != "pdl"]
     return " ".join([launch.name, *true])
+
+
+def starts_early(launch: Launch) -> bool:
+    return launch.settings.get("pdl") == "True" or launch.settings.get("variants") == "pdl"
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -69,6 +76,13 @@ def test_a_layer_launches_these_kernels(graphs: dict[str, Lowered], name: str) -
         *(*HEAD[kind], "srm_score"),
     ]
     assert all(launch.device == "gpu" for launch in launches)
+
+
+def test_variant_pdl_starts_all_but_two_ops_early(graphs: dict[str, Lowered]) -> None:
+    """The first is behind an upload, and no step that is replayed has constraints."""
+    ordinary = [item.name for item in graphs["pdl:512"].execute.launches if not starts_early(item)]
+    assert ordinary == ["srm_expand", "srm_constrain"]
+    assert not any(starts_early(launch) for launch in graphs["own:512"].execute.launches)
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -49,12 +49,14 @@ def make_step(decode: int, width: int) -> Step:
     return Step(rows, make_unit(rng, HEADS), state)
 
 
-def multiply_and_mix(text: str, small: str, count: int, depth: int, step: Step) -> tuple[Run, F32]:
+def multiply_and_mix(
+    text: str, small: str, count: int, depth: int, step: Step, variants: str = ""
+) -> tuple[Run, F32]:
     """Run the product of `count` rows that mixes the first ones; return the states after."""
     state, any_bits, (_, *places) = step.state.copy(), np.zeros(1, np.uint16), step.rows
     unit: Any = (any_bits, state, any_bits, *places, *step.unit, any_bits, *step.sizes())
     width = state.shape[1] // UNITS
-    return run(text, f"{small}{PLAIN}", count, depth, width, unit=unit), state
+    return run(text, f"{small}{PLAIN}", count, depth, width, (), variants, unit), state
 
 
 def mix_after(mixer: Kernel, x: Array, step: Step) -> tuple[Array, F32]:
@@ -104,6 +106,18 @@ def test_mixing_in_the_product_gives_the_same_bits(
     y_expected, expected = oracle.mix(*arguments)
     np.testing.assert_allclose(widened(mixed.out[:decode]), y_expected, rtol=2**-8, atol=1e-4)
     np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_dependent_mixing_product_gives_the_same_bits() -> None:
+    count, width, depth = 129, 512, 256
+    step, results = make_step(count, width), []
+    for variants in ("", "pdl"):
+        kernels = compile_kernels(*([f"variants={variants}"] if variants else []))
+        text = kernels[f"{SMALL}{MIXED} {width} {depth}"]
+        ran, state = multiply_and_mix(text, SMALL, count, depth, step, variants)
+        results.append((ran.out, state.view(np.uint32)))
+    for today, dependent in zip(*results, strict=True):
+        np.testing.assert_array_equal(today, dependent)
 
 
 def test_mixing_in_the_product_moves_states_and_outputs_once() -> None:

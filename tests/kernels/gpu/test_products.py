@@ -57,6 +57,7 @@ VARIANTS = {
     "stores": ["slices", "measured_down", "down_e4m3"],
     "clusters": ["measured_down"],
     "rejection": ["slices"],
+    "pdl": ["normed_up", "measured_down", "slices", "up_e4m3"],
 }
 """Variants of kernels, and kinds that each changes. All but "tanh" and
 "rejection" give today's bits."""
@@ -68,6 +69,7 @@ VARIANT_CASES = [
         for names in VARIANTS
         for kind in VARIANTS[names]
     ),
+    pytest.param(f"{ALL},pdl", "measured_down", marks=pytest.mark.slow),
 ]
 """Alone, those of ALL are for `make test-all`: each set is compiled by itself."""
 MEANS = 0, 3, -30, 300
@@ -142,13 +144,13 @@ def run(
     of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
     tile, cluster_rows = 64 if is_small else 128, 512 if "clusters" in variants else 256
     tiles = tile, SLICE * tile // cluster_rows
-    factors = (TensorMap(array, height) for array, height in zip(given[:2], tiles, strict=True))
+    factors = TensorMap(given[0], tiles[0]), TensorMap(given[1], tiles[1], is_weight=True)
     arguments: list[Argument | TensorMap] = [*factors, TensorMap(out, WARP_ROWS), out]
     arguments += [*given[2:], slices]
     arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
     arguments += [SAMPLING, SLOTS[:rows], min(rows, len(SLOTS)), unit, rows]
     shared = SHARED_BYTES + PATCHES_BYTES * ("stores" in variants)
-    cluster = Cluster(text, THREADS, shared, tuple(arguments), seed=rows)
+    cluster = Cluster(text, THREADS, shared, tuple(arguments), rows, "pdl" in variants)
     cluster.run()
 
     has_bias, silu, has_residual = KINDS[kind]
@@ -327,6 +329,24 @@ def test_mistakes_in_stores_are_found(part: str, instead: str, error: str) -> No
     assert changes
     with pytest.raises(PTXError, match=error):
         run(text, "measured_down", 257, 512, variants="stores")
+
+
+@pytest.mark.parametrize(
+    ("part", "instead", "error"),
+    [
+        (r"griddepcontrol\.\w+;", "", "loaded|read or written|ends before the wait"),
+        (r"griddepcontrol\.wait;", "", "the next kernel is started before the wait"),
+        (r"(g\S+wait;)([^@]*)(g\S+launch_dependents;)", r"\3\2\1", "the next kernel is started"),
+        (r"_param_1;", "_param_0;", "a step's tensor is loaded before the wait"),
+    ],
+)
+def test_mistakes_in_dependent_launches_are_found(part: str, instead: str, error: str) -> None:
+    """No wait, the next kernel started before it, and rows of x loaded where those of w may be."""
+    text = compile_kernels("variants=pdl")[f"measured_down {COLUMNS} 512"]
+    text, changes = re.subn(part, instead, text)
+    assert changes
+    with pytest.raises(PTXError, match=error):
+        run(text, "measured_down", 129, 512, variants="pdl")
 
 
 @pytest.mark.slow

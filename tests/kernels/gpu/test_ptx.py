@@ -68,6 +68,32 @@ def test_blocks_and_threads_have_three_axes() -> None:
     np.testing.assert_array_equal(values, np.arange(48))
 
 
+WAIT, START = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [
+        (f"{WAIT}{START}LOAD", None),
+        ("LOAD", "memory is read or written before the wait"),
+        (f"LOAD{WAIT}{START}", "memory is read or written before the wait"),
+        (f"{START}{WAIT}LOAD", "the next kernel is started before the wait"),
+        (f"setp.eq.u32 %p1, %r1, 9;\n@%p1 bra $out;\n{WAIT}LOAD", "a thread ends before the wait"),
+    ],
+)
+def test_dependent_kernels_wait_before_all_else(order: str, error: str | None) -> None:
+    """Of a launch that does not wait by itself for the kernel before it."""
+    load = "ld.global.b32 %r2, [%rd3];"
+    text = REVERSE.replace(load, order.replace("LOAD", load)).replace("    ret;", "$out:\n    ret;")
+    kernel, values = Kernel(text, is_dependent=True), np.arange(64, dtype=np.int32)
+    if error is None:
+        kernel.launch(1, 64, values)
+        np.testing.assert_array_equal(values, np.arange(64)[::-1])
+        return
+    with pytest.raises(PTXError, match=error):
+        kernel.launch(1, 64, values)
+
+
 @pytest.mark.parametrize(
     ("line", "instead", "error"),
     [

@@ -226,6 +226,7 @@ typedef struct {
     uint32_t kind, padding;
     union {
         uint32_t cluster[3];
+        int is_dependent;
         char room[64];
     } value;
 } Attribute;
@@ -235,7 +236,7 @@ typedef struct {
     const Attribute *attributes;
     uint32_t num_attributes;
 } Configuration;
-enum { CLUSTER_ATTRIBUTE = 4 };
+enum { CLUSTER_ATTRIBUTE = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 
 static int allowed(const Function *function, const Configuration *how, const uint32_t *cluster) {
     uint64_t threads = (uint64_t)how->block[0] * how->block[1] * how->block[2];
@@ -255,20 +256,25 @@ EXPORT int cuLaunchKernelEx(const Configuration *how, Function *function, void *
     BEGIN();
     uint32_t cluster[3] = {1, 1, 1};
     if (function->cluster[0]) memcpy(cluster, function->cluster, sizeof cluster);
-    for (uint32_t i = 0; i < how->num_attributes; i++)
+    int is_dependent = 0;
+    for (uint32_t i = 0; i < how->num_attributes; i++) {
         if (how->attributes[i].kind == CLUSTER_ATTRIBUTE)
             memcpy(cluster, how->attributes[i].value.cluster, sizeof cluster);
+        if (how->attributes[i].kind == PROGRAMMATIC_STREAM_SERIALIZATION)
+            is_dependent = how->attributes[i].value.is_dependent;
+    }
     int status = extra ? NOT_SUPPORTED : allowed(function, how, cluster);
     if (fake_captured >= 0) fake_captured++;
     else fake_launched = 1;
     char text[8192];
     write_parameters(function, parameters, text, sizeof text);
     LOG("\"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"shared\": %u, "
-        "\"opt_in\": %d, \"cluster\": [%u, %u, %u], \"stream\": %d, \"status\": %d, "
+        "\"opt_in\": %d, \"cluster\": [%u, %u, %u], \"is_dependent\": %d, \"stream\": %d, "
+        "\"status\": %d, "
         "\"parameters\": [%s]",
         function->name, how->grid[0], how->grid[1], how->grid[2], how->block[0], how->block[1],
         how->block[2], how->shared, function->shared_opt_in, cluster[0], cluster[1], cluster[2],
-        fake_stream(how->stream), status, text);
+        is_dependent, fake_stream(how->stream), status, text);
     return status;
 }
 

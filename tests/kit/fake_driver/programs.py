@@ -25,6 +25,7 @@ from research.bench.engine.models import StepsConfig
 from research.bench.frame import random_shape
 from srm.engine.device.gpu import pci_address
 from srm.engine.device.graph_cache import GraphCache
+from srm.engine.device.products import VariantName
 from srm.engine.device.runner import ModelRunner, open_device
 from srm.engine.device.slot_copies import SlotCopies
 from srm.engine.device.state_pool import StatePool
@@ -45,8 +46,11 @@ def mark(what: str) -> None:
     os.write(_log(), json.dumps({"mark": what}).encode() + b"\n")
 
 
-def _runner(folder: str, rows: int, slots: int = 0) -> ModelRunner:
-    return random_runner(MODEL, StepsConfig(cache_dir=Path(folder)), "bfloat16", rows, slots)
+def _runner(
+    folder: str, rows: int, slots: int = 0, variants: tuple[VariantName, ...] = ()
+) -> ModelRunner:
+    config = StepsConfig(cache_dir=Path(folder), variants=variants)
+    return random_runner(MODEL, config, "bfloat16", rows, slots)
 
 
 def open_gpu(*numbers: str) -> dict[str, Any]:
@@ -61,9 +65,9 @@ def open_gpu(*numbers: str) -> dict[str, Any]:
     return stats | {"name": name, "architecture": architecture, "address": address}
 
 
-def steps(folder: str) -> dict[str, Any]:
+def steps(folder: str, *variants: VariantName) -> dict[str, Any]:
     """Two steps one by one, then two that overlap; all of random weights."""
-    runner = _runner(folder, ROWS)
+    runner = _runner(folder, ROWS, variants=variants)
     (tokens,) = random_tokens(MODEL, 1, ROWS)
     batch = decode_rows(tokens, 0)
     for number in ("first", "second", "third"):  # both sets of buffers are there after these

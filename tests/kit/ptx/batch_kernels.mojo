@@ -1,6 +1,7 @@
 """Prints the PTX of the ops over rows of activations and states, with plain pointers for tensors.
 
-A name tells the op, the dtype of activations, and how many values a thread has.
+A name tells the op, the dtype of activations, and how many values a thread has. With `-D pdl` those
+that then start while the kernel before them ends do.
 """
 
 from max.gpu.host import get_gpu_target
@@ -16,6 +17,7 @@ from std.sys import is_defined, size_of
 
 comptime TARGET = get_gpu_target["sm_90a"]()
 comptime KIND = "object" if is_defined["object"]() else "asm"
+comptime PDL = is_defined["pdl"]()
 
 
 def mix[
@@ -63,7 +65,7 @@ def mix[
         pool_width,
         pool_column,
     )
-    unit.mix_thread[width, parts]()
+    unit.mix_thread[width, parts, PDL]()
 
 
 def copy_slots[
@@ -169,7 +171,7 @@ def main():
                 print(mixer.asm)
         comptime for width in [16 // size_of[dtype](), 1]:
             var embedder = compile_info[
-                embed_thread[dtype=dtype, width],
+                embed_thread[dtype=dtype, width, pdl=PDL],
                 emission_kind=KIND,
                 target=TARGET,
             ]()
@@ -181,7 +183,7 @@ def main():
             print("=== taps", dtype, width)
             print(tapper.asm)
     var streamer = compile_info[
-        embed_thread[dtype=DType.bfloat16, 8, True],
+        embed_thread[dtype=DType.bfloat16, 8, True, PDL],
         emission_kind=KIND,
         target=TARGET,
     ]()
@@ -196,7 +198,7 @@ def main():
             print(copier.asm)
     comptime for d in [512, 1024]:
         var normaliser = compile_info[
-            normalise_rows[d, 16 * 512 // d],
+            normalise_rows[d, 16 * 512 // d, PDL],
             emission_kind=KIND,
             target=TARGET,
         ]()

@@ -23,6 +23,8 @@ PAIR = 4
 """The form of an attribute that has a number for a symbol."""
 MUFU, LDG, STG, HGMMA = 0x308, 0x981, 0x986, 0x9F0
 """Opcodes: approximate functions, loads from global memory, products of bfloat16."""
+ACQBULK, PREEXIT, UTMALDG = 0x82E, 0x82D, 0x3B4
+"""Opcodes: wait for the kernel before, let the next kernel start, load by TMA."""
 RESERVED = 1024
 """Bytes of shared memory that the system has in each block."""
 
@@ -37,13 +39,21 @@ class Resources(NamedTuple):
 
 def kernels_of(data: bytes) -> dict[str, Resources]:
     """Return the kernels in a compiled graph, or in one file of machine code, by their names."""
-    kernels, at = {}, data.find(MAGIC)
+    return dict(map(_kernel, _files_in(data)))
+
+
+def codes_of_kernels(data: bytes) -> dict[str, list[int]]:
+    """Return the opcodes of the kernels in a compiled graph, by their names."""
+    return {_kernel(elf)[0]: opcodes_of(elf) for elf in _files_in(data)}
+
+
+def _files_in(data: bytes) -> Iterator[bytes]:
+    """Yield files of machine code, each with what lies behind it."""
+    at = data.find(MAGIC)
     while at >= 0:
         if int.from_bytes(data[at + 18 : at + 20], "little") == CUDA:
-            name, taken = _kernel(data[at:])
-            kernels[name] = taken
+            yield data[at:]
         at = data.find(MAGIC, at + 1)
-    return kernels
 
 
 def opcodes_of(elf: bytes) -> list[int]:

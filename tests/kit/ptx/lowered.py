@@ -112,7 +112,7 @@ def _launch(kernel: str) -> Launch:
     trace = re.search(r'Trace\[.*StaticString\("(\w+)"\)\]\("(.*?)", task_id', kernel)
     assert trace is not None, f"a kernel without a trace: {kernel}"
     settings = re.search(r"\.execute\[(.*)\]\(", kernel)
-    given = re.findall(r"(\w+) = (\w+)", settings[1]) if settings else []
+    given = re.findall(r'(\w+) = "?(\w+)', settings[1]) if settings else []
     return Launch(trace[1], trace[2].removeprefix("custom__"), dict(given))
 
 

@@ -21,7 +21,9 @@ comptime HEAD = Parts()
 comptime SLICES = Parts(slices=True, variants=VARIANTS)
 comptime NORMED_UP = Parts(norm=True, silu=True, variants=VARIANTS)
 comptime NORMED_PROJ_IN = Parts(norm=True, variants=VARIANTS)
-comptime MIXED_PROJ_IN = Parts(norm=True, heads=4)
+comptime MIXED_PROJ_IN = Parts(
+    norm=True, heads=4, variants="pdl" if "pdl" in VARIANTS else ""
+)
 comptime MEASURED_DOWN = Parts(
     bias=True, residual=True, moments=True, variants=VARIANTS
 )

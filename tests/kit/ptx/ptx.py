@@ -4,9 +4,10 @@ Every thread of a block has its own program counter; those at the lowest one go 
 each instruction is a few numpy operations. Only the instructions that our kernels need are known.
 Stricter than a GPU: an error is raised for an access outside the arrays given, for shared memory
 that two threads touch, one of them writing, without a barrier between, for a warp that exchanges
-values without all its lanes, and for a barrier that not all threads reach. Shared memory begins as
-NaN. Approximate functions are exact here, but for the hyperbolic tangent: it has the largest error
-that is documented.
+values without all its lanes, and for a barrier that not all threads reach. In a dependent launch a
+thread that has not waited for the kernel before may neither touch global memory nor start the next
+kernel nor end. Shared memory begins as NaN. Approximate functions are exact here, but for the
+hyperbolic tangent: it has the largest error that is documented.
 
 What ran is counted: instructions of threads and of warps, and the bytes that warps moved, in whole
 sectors, since that is what memory gives and takes.
@@ -37,9 +38,10 @@ class Counts(NamedTuple):
 class Kernel:
     """One entry of a PTX text."""
 
-    def __init__(self, text: str) -> None:
-        """Raises PTXError for a text without a kernel, or with one that needs local memory."""
-        self.program = Program(text)
+    def __init__(self, text: str, is_dependent: bool = False) -> None:
+        """Raises PTXError for a text without a kernel, or with one that needs local memory.
+        `is_dependent` is that of `Steps`."""
+        self.program, self._is_dependent = Program(text), is_dependent
         self._processors: dict[Axes, _Processor] = {}
 
     def launch(self, blocks: int | Axes, threads: int | Axes, *arguments: Array | int) -> Counts:
@@ -53,6 +55,7 @@ class Kernel:
         if block not in self._processors:
             self._processors[block] = _Processor(self.program, block)
         processor = self._processors[block]
+        processor.is_dependent = self._is_dependent
         processor.bind(grid, arguments)
         with np.errstate(all="ignore"):
             for z, y, x in np.ndindex(grid[::-1]):
@@ -60,9 +63,10 @@ class Kernel:
         return Counts(processor.instructions, processor.warp_instructions, processor.memory.moved)
 
 
-def compiled(source: str) -> dict[str, Kernel]:
-    """The kernels of a Mojo program beside this file, by name."""
-    return {name: Kernel(text.decode()) for name, text in printed(source).items()}
+def compiled(source: str, *defines: str) -> dict[str, Kernel]:
+    """The kernels of a Mojo program beside this file, by name; with "pdl" launched early."""
+    texts = printed(source, *defines)
+    return {name: Kernel(text.decode(), "pdl" in defines) for name, text in texts.items()}
 
 
 def _axes(given: int | Axes) -> Axes:
@@ -129,8 +133,11 @@ class _Processor(Steps):
                 self.counter[group] = at
                 if line.name == "bra":
                     self.counter[acting] = self.program.labels[line.operands[0]]
+                elif line.name == "ret":
+                    self.check_waited(acting, "a thread ends")
+                    self.ended[acting] = True
                 else:
-                    (self.ended if line.name == "ret" else self.waits)[acting] = True
+                    self.waits[acting] = True
                 return
             if len(acting):
                 line.step(chosen if len(acting) == len(group) else acting)

@@ -56,6 +56,8 @@ class TensorMap(NamedTuple):
 
     matrix: Array
     rows: int
+    is_weight: bool = False
+    """Whether no kernel of a step writes it."""
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ class WarpMemory(Memory):
         that waited for it knows, until it meets its warp."""
         self._read(thread, store)
         self._stores.remove(store)
-        matrix, rows = store.tensor
+        matrix, rows, _ = store.tensor
         chunks, at = self.shared[store.start : store.end].reshape(rows, 8, 16), np.arange(8)
         data = np.stack([chunk[at ^ i % 8] for i, chunk in enumerate(chunks)])
         values = data.reshape(rows, ROW_BYTES).view(matrix.dtype)
@@ -205,7 +207,6 @@ class AsyncSteps(Steps):
         others = tuple(0 if isinstance(given, TensorMap) else given for given in arguments)
         super().__init__(program, (threads, 1, 1))
         self.bind((size, 1, 1), others)
-        self.place((rank, 0, 0))
         arrays = arrays_of(given for _, given in fields_of(program.params, others))
         self.memory = WarpMemory(arrays, program.shared_bytes, rank << RANK_BITS)
 
@@ -340,7 +341,9 @@ class AsyncSteps(Steps):
 
         def step(chosen: Threads) -> None:
             tensor, first, top = (read(chosen) for read in place)
-            matrix, rows = self._maps[tensor]
+            matrix, rows, is_weight = self._maps[tensor]
+            if not is_weight:
+                self.check_waited(chosen, "a step's tensor is loaded")
             width = ROW_BYTES // matrix.itemsize
             data = np.zeros((rows, width), matrix.dtype)  # what lies beyond it is zero
             result = matrix[top : top + rows, first : first + width]
@@ -369,6 +372,7 @@ class AsyncSteps(Steps):
 
         def step(chosen: Threads) -> None:
             (thread,) = self._numbers[chosen]
+            self.check_waited(chosen, "a tensor is stored")
             tensor, first, top = (read(chosen) for read in place)
             start, size = from_(chosen), self._maps[tensor].rows * ROW_BYTES
             if start >> RANK_BITS != self.rank or start & 1023:
@@ -398,7 +402,9 @@ class AsyncSteps(Steps):
         return step
 
     def end(self, chosen: Threads) -> None:
-        """Threads end. Raises PTXError if a store of theirs may still read shared memory."""
+        """Threads end. Raises PTXError if they have not waited for the kernel before, or a store of
+        theirs may still read shared memory."""
+        self.check_waited(chosen, "a thread ends")
         if any(any(self._stores[int(thread)]) for thread in self._numbers[chosen]):
             raise PTXError("a thread ends whose store still reads")
 

@@ -29,6 +29,7 @@ class Cluster:
         shared_bytes: int,
         arguments: tuple[Argument | TensorMap, ...],
         seed: int,
+        is_dependent: bool = False,
     ) -> None:
         self._chance = np.random.default_rng(seed)
         self._copies: list[Copy] = []
@@ -36,7 +37,10 @@ class Cluster:
         size = int(re.findall(r"\.reqnctapercluster (\d+)", text)[0])
         for rank in range(size):
             program = read_program(text, rank, shared_bytes)
-            blocks.append(AsyncSteps(program, rank, size, threads, arguments, blocks, self._copies))
+            block = AsyncSteps(program, rank, size, threads, arguments, blocks, self._copies)
+            block.is_dependent = is_dependent
+            block.place((rank, 0, 0))
+            blocks.append(block)
         self._warps = [
             _Warp(self, block, first) for block in blocks for first in range(0, threads, WARP)
         ]

@@ -159,6 +159,8 @@ class Steps:
     """Registers, memory, and a step for every instruction but those that move the counters."""
 
     memory: Memory
+    is_dependent = False
+    """Whether the launch does not wait for the kernel before it, and each thread must."""
     of_warps: tuple[str, ...] = ("shfl", "redux")
     """Beginnings of instructions that only a whole warp runs."""
 
@@ -193,9 +195,23 @@ class Steps:
             self._params[name] = given if isinstance(given, int) else next(numbers) << STRIDE
 
     def place(self, block: tuple[int, ...]) -> None:
-        """Say which block of the grid this is."""
+        """Say which block of the grid this is. Its threads begin, and have not waited yet."""
+        self._has_waited = np.full(self.threads, not self.is_dependent)
         for axis, number in zip("xyz", block, strict=True):
             self._special[f"%ctaid.{axis}"][:] = number
+
+    def check_waited(self, chosen: Threads, what: str) -> None:
+        """Raise PTXError if threads do what the kernel before them must have ended for."""
+        if not self._has_waited[chosen].all():
+            raise PTXError(f"{what} before the wait for the kernel before")
+
+    def _compile_dependency(self, action: str) -> Step:
+        def step(chosen: Threads) -> None:
+            if action == "wait":
+                self._has_waited[chosen] = True
+            self.check_waited(chosen, "the next kernel is started")
+
+        return step
 
     def _compile(self, guard: str | None, opcode: str, operands: list[str]) -> Instruction:
         return Instruction(
@@ -270,6 +286,8 @@ class Steps:
             return None
         if name in {"ld", "st"}:
             return self._compile_access(name, parts[0].split("::")[0], operands, kinds[0])
+        if name == "griddepcontrol":
+            return self._compile_dependency(parts[0])
         if name == "shfl":
             return self._compile_shuffle(parts[1], operands)
         if (name, *parts[:1]) == ("redux", "sync"):
@@ -372,6 +390,7 @@ class Steps:
             address = np.broadcast_to(np.asarray(start(chosen)).astype(np.int64), threads.shape)
             address = address + first
             if not shared:
+                self.check_waited(chosen, "memory is read or written")
                 self.memory.count(threads, address, size)
             memory, place = self.memory.find(shared, address, size)
             if shared:

@@ -1,6 +1,7 @@
 """Prints the PTX of the sampler, of the scores and of constraints over each kind of row that a GPU has.
 
 As `sampler.mojo`, `score.mojo` and `constraints.mojo` launch them, with plain pointers for tensors.
+With `-D pdl` the sampler of slices starts while the kernel before it ends.
 """
 
 from max.gpu import block_idx, thread_idx
@@ -99,7 +100,7 @@ def sample[
     comptime if has_slices:
         var first = block_idx.x * Int(rows_of_a_block)
         var count = min(Int(rows_of_a_block), Int(rows) - first)
-        sample_rows(draw_row, sample_row, first, count)
+        sample_rows[is_defined["pdl"]()](draw_row, sample_row, first, count)
     else:
         sample_row(block_idx.x)
 
