@@ -32,6 +32,19 @@ GRAPHS = {
 }
 """By description: the module that compiles the graphs, with its own settings. Models have 8 layers,
 as the lists measure them."""
+
+
+def _steps(*variants: str) -> dict[str, str]:
+    """Return the step graphs of both widths and these variants, of which "" is today's."""
+    return {
+        f"d {width:,}, {names or 'today'}": (
+            f"{STEP} --d-model {width} --dtype bfloat16" + f" --variants {names}" * bool(names)
+        )
+        for width in (512, 1024)
+        for names in variants
+    }
+
+
 _PRODUCTS = "--dtype bfloat16 --only up,down,proj_in,proj_out,head"
 OF_CALLS = {
     "5": {
@@ -41,14 +54,9 @@ OF_CALLS = {
         for width in (512, 1024)
         for names in ("", "tanh", "ahead", "stores", "clusters", "tanh,ahead,stores")
     },
-    "6": {
-        f"d {width:,}, {names or 'today'}": (
-            f"{STEP} --d-model {width} --dtype bfloat16" + f" --variants {names}" * bool(names)
-        )
-        for width in (512, 1024)
-        for names in ("", "mixed")
-    }
+    "6": _steps("", "mixed")
     | {"d 512, rejection": f"{STEP} --d-model 512 --dtype bfloat16 --variants rejection"},
+    "8": _steps("", "pdl"),
 }
 """The same for calls that need other graphs, and are packed alone."""
 

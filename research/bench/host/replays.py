@@ -1,9 +1,9 @@
 """`srm bench replays`: engine steps launched and replayed, in turns.
 
 Both must give the same tokens and log-probabilities to the last bit. With `--variants` steps of
-those take turns with them, replayed too: "mixed" must give the same bits. A row of the table has
-tokens a second of each, the microseconds of its fastest step, and those that the host spends on
-each phase of a step.
+those take turns with them, replayed too: "mixed" and "pdl" must give the same bits. A row of the
+table has tokens a second of each, the microseconds of its fastest step, and those that the host
+spends on each phase of a step.
 """
 
 from __future__ import annotations

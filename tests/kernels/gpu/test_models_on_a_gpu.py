@@ -19,6 +19,7 @@ from research.bench.engine.ops import widened
 from research.bench.frame import random_shape
 from srm.engine.config import Dtype, EngineConfig, ModelConfig
 from srm.engine.device.linear import round_bfloat16
+from srm.engine.device.products import VariantName
 from srm.engine.device.runner import ModelRunner
 from srm.engine.messages import MAX_LOGPROBS, SamplingParams
 from srm.engine.process.engine import Engine
@@ -126,16 +127,18 @@ def test_sequences_are_the_same_beyond_2_to_the_32_values(kept_graphs: Path) -> 
     runner.close()
 
 
-def test_variant_mixed_changes_no_bit(kept_graphs: Path) -> None:
-    """Prompts' scores, tokens and states are compared."""
+@pytest.mark.parametrize("variant", ["mixed", "pdl"])
+def test_a_variant_changes_no_bit(variant: VariantName, kept_graphs: Path) -> None:
+    """Prompts' scores, tokens and states are compared; of replayed steps by `srm bench replays`."""
     model, slots = random_shape(512), np.arange(ROWS, dtype=np.int32)
     prompts = np.random.default_rng(1).integers(model.vocab_size, size=(PROMPTS, LENGTH)).tolist()
     results = []
-    for variants in ((), ("mixed",)):
+    ways: list[tuple[VariantName, ...]] = [(), (variant,)]
+    for variants in ways:
         config = StepsConfig(cache_dir=kept_graphs, variants=variants)
         runner = random_runner(model, config, "bfloat16", ROWS)
         top, logprobs = scored(model, runner, prompts)
         results.append([top, logprobs.view(np.int64), *decoded(model, runner, slots, slots[::-1])])
         runner.close()
-    for today, mixed in zip(*results, strict=True):
-        assert np.array_equal(today, mixed)
+    for today, other in zip(*results, strict=True):
+        assert np.array_equal(today, other)
