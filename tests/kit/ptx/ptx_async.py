@@ -39,11 +39,12 @@ RANK_BITS = 24
 OFFSET = (1 << RANK_BITS) - 1
 ROW_BYTES = 128  # of a tile: what its swizzle spans
 DEPTH_BYTES = 32  # of a row that one product reads
-M, N = 64, 256  # of a product
-MULTIPLY = "wgmma.mma_async.sync.aligned.m64n256"
+M = 64  # rows of a product
+WIDTHS = 128, 256
+MULTIPLY = "wgmma.mma_async.sync.aligned.m64n"
 TEAM = 4  # warps that begin a product together
 F32, U64 = KINDS["f32"], KINDS["u64"]
-_SUM, _LANE = np.ogrid[: N // 2, :WARP]
+_SUM, _LANE = np.ogrid[: max(WIDTHS) // 2, :WARP]
 ROW_OF_SUM = _LANE // 4 + _SUM % 4 // 2 * 8
 COLUMN_OF_SUM = _SUM // 4 * 8 + _LANE % 4 * 2 + _SUM % 2
 """Where in 16 rows of a product a lane's sums are."""
@@ -258,8 +259,11 @@ class AsyncSteps(Steps):
             "cp.async.bulk.tensor.2d.global.shared::cta": self._compile_store,
             "cp.async.bulk.commit_group": self._compile_commit_stores,
             "cp.async.bulk.wait_group.read": self._compile_wait_for_stores,
-            f"{MULTIPLY}k16.f32.bf16.bf16": partial(self._compile_product, from_bfloat16),
-            f"{MULTIPLY}k32.f32.e4m3.e4m3": partial(self._compile_product, from_e4m3),
+            **{
+                f"{MULTIPLY}{width}{kind}": partial(self._compile_product, width, meaning)
+                for width in WIDTHS
+                for kind, meaning in FACTORS.items()
+            },
             "wgmma.commit_group": self._compile_commit,
             "wgmma.wait_group": self._compile_wait,
         }
@@ -412,22 +416,25 @@ class AsyncSteps(Steps):
         """A copy is under way. Raises PTXError if a product may still read there."""
         for warp, groups in self._groups.items():
             for product in (item for group in (*groups, self._begun[warp]) for item in group):
-                for place, rows in ((product.x, M), (product.w, N)):
+                for place, rows in ((product.x, M), (product.w, 2 * len(product.sums))):
                     first = place & ~1023
                     if first < end and start < first + rows * ROW_BYTES:
                         raise PTXError("a stage is loaded that a product still reads")
         self.coming.append((start, end))
 
-    def _compile_product(self, meaning: Callable[[Array], Array], operands: list[str]) -> Step:
+    def _compile_product(
+        self, width: int, meaning: Callable[[Array], Array], operands: list[str]
+    ) -> Step:
         x, w = (self._operand(text, U64) for text in operands[1:3])
         sums = np.array([self._row(piece)[1] for piece in names(operands[0])])
+        assert len(sums) == width // 2
         if operands[4:] not in (["1", "1"], ["1", "1", "0", "0"]):
             raise PTXError("only products of two K-major factors are known")
 
         def step(chosen: Threads) -> None:
             self._whole_warps(chosen)
             x_at, w_at = (_place(_one(read(chosen))) for read in (x, w))
-            for place, rows in ((x_at, M), (w_at, N)):
+            for place, rows in ((x_at, M), (w_at, width)):
                 first = place & ~1023
                 if any(s < first + rows * ROW_BYTES and first < e for s, e in self.coming):
                     raise PTXError("a product reads a stage that is still to come")
@@ -465,9 +472,10 @@ class AsyncSteps(Steps):
     def _multiply(self, warp: int, product: Product) -> None:
         """Add a warp's 16 rows of a product to its sums."""
         x = product.meaning(self._factor(product.x, warp % TEAM * 16, 16))
-        y = x @ product.meaning(self._factor(product.w, 0, N)).T
+        count = len(product.sums)
+        y = x @ product.meaning(self._factor(product.w, 0, 2 * count)).T
         registers = self._registers["r"].view(F32)[:, warp * WARP : warp * WARP + WARP]
-        registers[product.sums] += y[ROW_OF_SUM, COLUMN_OF_SUM]
+        registers[product.sums] += y[ROW_OF_SUM[:count], COLUMN_OF_SUM[:count]]
 
     def _factor(self, start: int, first: int, rows: int) -> Array:
         """Bits of rows of a tile, DEPTH_BYTES deep."""
@@ -480,6 +488,10 @@ class AsyncSteps(Steps):
 def from_bfloat16(bytes_: Array) -> Array:
     """The values that the bytes of rows mean."""
     return widened(bytes_.view(np.uint16))
+
+
+FACTORS = {"k16.f32.bf16.bf16": from_bfloat16, "k32.f32.e4m3.e4m3": from_e4m3}
+"""What bits of a product's factors mean, by the end of its opcode."""
 
 
 def _one(values: Any) -> int:

@@ -60,6 +60,12 @@ def shift_right(a: Any, b: Any) -> Any:
     return np.where(b < bits, a >> (b % bits), 0)
 
 
+def upper_half(a: Any, b: Any) -> Any:
+    """That of a product twice as wide."""
+    exact = np.asarray(a).astype(object) * np.asarray(b).astype(object)
+    return np.asarray(exact >> 8 * a.dtype.itemsize).astype(a.dtype)
+
+
 def same(a: Any) -> Any:
     return a
 
@@ -311,6 +317,8 @@ class Steps:
             function = pair if name == "cvt" else partial(of_pairs, function)
         if "e4m3x2" in parts:
             sources, to, function = [KINDS["f32"]] * 2, KINDS["u16"], pair_e4m3
+        if "hi" in parts:
+            function = upper_half
         if "wide" in parts:
             to = np.dtype(f"{to.kind}{2 * to.itemsize}")
             function = partial(np.multiply, dtype=to)
