@@ -178,17 +178,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The part of `flops_per_token` that channel mixers take."""
         return 2 * self.num_layers * 8 * self.d_model**2
 
-    def misfit(self, inputs: int, outputs: int) -> str:
-        """Name a matrix whose sizes are no multiples of these; empty if those of all are."""
-        d = self.d_model
-        matrices = [(d, 4 * d), (4 * d, d), (d, self.vocab_size)]
-        for inner, outer in matrices + [(d, d)] * self.use_projections:
-            if inner % inputs or outer % outputs:
-                return (
-                    f"it wants multiples of {inputs} inputs and {outputs} outputs, "
-                    f"the model has a matrix of {inner} x {outer}"
-                )
-        return ""
+    def misfit(self, multiple: int) -> str:
+        """Say that the width is no multiple of this; empty if it is."""
+        if self.d_model % multiple == 0:
+            return ""
+        return f"it wants multiples of {multiple} as d_model, the model has {self.d_model}"
 
 
 _OF_TRANSFORMERS = {
@@ -285,8 +279,8 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
 
 
 Dtype = Literal["float32", "bfloat16", "float8"]
-FLOAT8_MULTIPLES = (512, 256)
-"""Numbers that a matrix's inputs and outputs must be multiples of in float8."""
+FLOAT8_MULTIPLE = 512
+"""Number that d_model must be a multiple of in float8."""
 ProductSetting = Literal["auto", "own", "plain"]
 Device = Literal["cpu", "gpu", "torch:cuda", "torch:cpu"]
 AUTO_DTYPES: dict[str, Dtype] = {

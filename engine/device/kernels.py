@@ -220,6 +220,7 @@ def edit(
     masks: TensorValue,
     *,
     slices: TensorValue | None = None,
+    padding: int = 0,
     pdl: bool = False,
 ) -> None:
     """Change the logits of some decode rows in place, before `sample` and `score` read them.
@@ -229,7 +230,7 @@ def edit(
 
     Args:
         last_token: i32[S], read.
-        logits: float[H, V], mutated at `rows`.
+        logits: float[H, V + padding], mutated at `rows`.
         token_ids, read_slots: those of decode rows are used.
         rows: i32[E], the decode rows to edit, none twice.
         spans: i32[E, 14], starts and stops in `tokens`; the last of them in `masks`.
@@ -238,13 +239,14 @@ def edit(
         biases: f32[B], of the first B tokens.
         masks: i32[M], a bit for each token.
         slices: of the logits, `head_with_slices`'s; those of `rows` are made invalid.
+        padding: columns behind those of tokens.
     """
     lists = [rows, spans, penalties, tokens, biases, masks]
     ops.inplace_custom(
         "srm_edit",
         logits.device,
         [last_token, logits, token_ids, read_slots, *lists, biases if slices is None else slices],
-        parameters={"has_slices": slices is not None, "pdl": pdl},
+        parameters={"has_slices": slices is not None, "padding": padding, "pdl": pdl},
     )
 
 
@@ -254,6 +256,7 @@ def constrain(
     logits: TensorValue,
     *rows: TensorValue,
     slices: TensorValue | None = None,
+    padding: int = 0,
 ) -> None:
     """Leave decode rows the tokens that the tables of their slots allow, in place, as `edit` does.
 
@@ -263,16 +266,17 @@ def constrain(
     Args:
         last_token: i32[S], read.
         sampling: i32[S, 9], mutated at the slots: the state of each one's automaton.
-        logits: float[H, V], mutated in the rows of slots that have a table.
+        logits: float[H, V + padding], mutated in the rows of slots that have a table.
         rows: positions and slots i32[D] of the decode rows; tables u16[N], of fewer than 8 entries
             if no slot has one.
         slices: of the logits, `head_with_slices`'s; those of constrained rows are made invalid.
+        padding: columns behind those of tokens.
     """
     ops.inplace_custom(
         "srm_constrain",
         logits.device,
         [last_token, sampling, logits, *rows, rows[1] if slices is None else slices],
-        parameters={"has_slices": slices is not None},
+        parameters={"has_slices": slices is not None, "padding": padding},
     )
 
 
@@ -285,6 +289,7 @@ def sample(
     slices: TensorValue | None = None,
     *,
     rejects: bool = False,
+    padding: int = 0,
     pdl: bool = False,
 ) -> tuple[TensorValue, TensorValue]:
     """Sample a token for every decode row and remember it in the row's slot.
@@ -294,12 +299,13 @@ def sample(
 
     Args:
         last_token: i32[S], mutated at the slots: the token, or 0 where there is none.
-        logits: float[H, V], H >= D, the first D are used.
+        logits: float[H, V + padding], H >= D, the first D are used.
         sampling: i32[S, 9], read: how each slot samples, as `expand` left it.
         positions, slots: i32[D], of the decode rows; a row writes its slot.
         slices: of the logits, `head_with_slices`'s; rows without truncations are drawn from them.
         rejects: whether truncated rows are drawn by rejection, and so from slices too: other tokens
             of the same distribution.
+        padding: columns behind those of tokens, -inf where there are slices.
 
     Returns:
         Tokens i32[D], -1 where the logits have NaN or +inf or nothing finite; and
@@ -314,7 +320,12 @@ def sample(
             TensorType(DType.int32, [rows], device),
             TensorType(DType.float32, [rows], device),
         ],
-        parameters={"has_slices": slices is not None, "rejects": rejects, "pdl": pdl},
+        parameters={
+            "has_slices": slices is not None,
+            "rejects": rejects,
+            "padding": padding,
+            "pdl": pdl,
+        },
     )
     return tokens.tensor, logprobs.tensor
 
@@ -330,6 +341,7 @@ def score(
     named: TensorValue,
     *,
     most: int = MAX_LOGPROBS,
+    padding: int = 0,
     pdl: bool = False,
 ) -> tuple[TensorValue, ...]:
     """Score what follows some rows of logits, and find the likeliest tokens there.
@@ -339,7 +351,7 @@ def score(
     alone.
 
     Args:
-        logits: float[H, V].
+        logits: float[H, V + padding].
         sampling: i32[S, 9], read; temperature 0 reads as 1.
         slots: i32[D], of the decode rows.
         tokens: i32[D], what they sampled.
@@ -347,6 +359,7 @@ def score(
         rows: i32[Q], the rows to score.
         num_top: i32[Q], likeliest tokens wanted, at most `most`; or ~i for those of a list.
         named: i32[N], lists of at most `most` tokens; a list at i is its length, then its tokens.
+        padding: columns behind those of tokens.
 
     Returns:
         Of what follows: log-probabilities f32[Q] and ranks i32[Q] from 1, NaN and 0 where the
@@ -364,6 +377,6 @@ def score(
             TensorType(DType.int32, [count, most], device),
             TensorType(DType.float32, [count, most], device),
         ],
-        parameters={"pdl": pdl},
+        parameters={"padding": padding, "pdl": pdl},
     )
     return tuple(value.tensor for value in scores)

@@ -62,6 +62,7 @@ from srm.engine.device.products import (
     multiply_float8_into_stream,
     multiply_into_stream,
     multiply_normed,
+    padding_of,
 )
 from srm.engine.messages import MAX_LOGPROBS
 from srm.engine.steps.batch import NEW_ROW, PREFILL_ROW, SAMPLING
@@ -166,21 +167,23 @@ def build_step_graph(
         batch = replace(_Rows(states, last_token, *rows), slots=slots)
         weights = _Weights(config, dtype, on, product, scope, variants=variants)
         head = slots.shape[0] + targets.shape[0] - 1
-        stream, slices = _blocks(weights, batch), None
+        stream, slices, padding = _blocks(weights, batch), None, 0
         if product == "own":
+            padding = padding_of(config.vocab_size)
             matrix = weights.matrix("head", config.d_model, config.vocab_size)
             logits, slices = head_with_slices(stream, matrix, head, sampling, slots, variants)
         else:
             logits = _head(weights, stream, rows=head)
         pdl = weights.pdl
-        edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices, pdl=pdl)
-        constrain(last_token, sampling, logits, positions, slots, tables, slices=slices)
+        of_edited = last_token, logits, batch.token_ids, batch.read_slots, *edits
+        edit(*of_edited, slices=slices, padding=padding, pdl=pdl)
+        of_constrained = last_token, sampling, logits, positions, slots, tables
+        constrain(*of_constrained, slices=slices, padding=padding)
         rejects = "rejection" in variants
         sampled = last_token, logits, sampling, positions, slots, slices
-        tokens, logprobs = sample(*sampled, rejects=rejects, pdl=pdl)
-        scores = score(
-            logits, sampling, slots, tokens, targets, *scored, most=max_logprobs, pdl=pdl
-        )
+        tokens, logprobs = sample(*sampled, rejects=rejects, padding=padding, pdl=pdl)
+        given_scores = logits, sampling, slots, tokens, targets, *scored
+        scores = score(*given_scores, most=max_logprobs, padding=padding, pdl=pdl)
         graph.output(tokens, logprobs, *scores)
     return graph
 

@@ -16,7 +16,7 @@ from max.driver import Device
 from max.dtype import DType
 from max.graph import BufferValue, DimLike, TensorType, TensorValue, ops
 
-from srm.engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
+from srm.engine.config import FLOAT8_MULTIPLE, ModelConfig, ProductSetting
 from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
@@ -33,20 +33,21 @@ CHUNK = 64
 MIXERS = {"mixed", "parallel", "column_heads"}
 """Those that "mixed" has: a layer is one unit, which reads proj_in alone."""
 NO_VARIANTS: Variants = frozenset()
-MULTIPLES = (256, 256)
-"""Numbers of which in_features and out_features must be multiples for "own"."""
+MULTIPLE = 128
+"""Number of which d_model must be a multiple for "own"; a vocabulary may be of any size."""
 OPS = {"own": "srm_linear_sm90", "plain": "srm_linear_plain"}
 FLOAT8 = DType.float8_e4m3fn
 """Of the products of channel mixers, "own" alone; all else of such a model is bfloat16."""
 SLICE = 256
-"""Columns of a slice of the head, and of what moments are of: BN of _sm90_epilogue.mojo."""
+"""Columns of a slice of the head; the last one is filled up with columns of -inf."""
 
 
 class ResidualStream(NamedTuple):
-    """The residual stream, and of each row and SLICE columns mean and sum of squares about it."""
+    """The residual stream, and its moments: mean and sum of squares about it, of each row and
+    `moment_columns`."""
 
     values: TensorValue  # [tokens, d]
-    moments: TensorValue | None = None  # f32[tokens, d / SLICE, 2] where norms are folded
+    moments: TensorValue | None = None  # f32[tokens, parts, 2] where norms are folded
 
 
 def choose_product(
@@ -90,8 +91,7 @@ def _obstacle(model: ModelConfig, dtype: DType, device: Device) -> str:
         return f"it is for an H100 or H200 (sm_90), the GPU is {architecture}"
     if dtype not in {DType.bfloat16, FLOAT8}:
         return f"it multiplies bfloat16, dtype is {dtype.name}"
-    depth, columns = FLOAT8_MULTIPLES if dtype == FLOAT8 else MULTIPLES
-    return model.misfit(depth, columns)
+    return model.misfit(FLOAT8_MULTIPLE if dtype == FLOAT8 else MULTIPLE)
 
 
 def choose_variants(
@@ -239,11 +239,21 @@ def _parameters(weight: TensorValue, variants: Variants) -> dict[str, int | str 
     return {"N": columns, "K": depth, "variants": ",".join(sorted(variants))}
 
 
+def moment_columns(width: int) -> int:
+    """Return of how many columns moments of a stream are: BN of _sm90_epilogue.mojo."""
+    return 256 if width % 256 == 0 else 128
+
+
 def stream_types(values: TensorType) -> list[TensorType]:
     """The types of a stream with moments."""
     tokens, width = values.shape
-    moments = TensorType(DType.float32, [tokens, int(width) // SLICE, 2], values.device)
-    return [values, moments]
+    parts = int(width) // moment_columns(int(width))
+    return [values, TensorType(DType.float32, [tokens, parts, 2], values.device)]
+
+
+def padding_of(vocab: int) -> int:
+    """Return how many columns of -inf `head_with_slices` puts behind those of a vocabulary."""
+    return -vocab % SLICE
 
 
 def head_with_slices(
@@ -258,25 +268,26 @@ def head_with_slices(
 
     Args:
         x: bfloat16[T, K].
-        weight: bfloat16[N, K].
+        weight: bfloat16[V, K].
         rows: M, where only the first M <= T rows are wanted.
         sampling: i32[S, 6], read: how each slot samples.
         slots: i32[D], of the first rows; the others, if any, count as at temperature 1.
         variants: of the graph.
 
     Returns:
-        bfloat16[M, N], and float32[M, N / SLICE, 2]: of each slice of a row the largest value, and
-        the sum of exp((value - largest) / temperature).
+        bfloat16[M, N], N = V + `padding_of(V)`, and float32[M, N / SLICE, 2]: of each slice of a
+        row the largest value, and the sum of exp((value - largest) / temperature).
     """
-    columns = weight.shape[0]
+    padding = padding_of(int(weight.shape[0]))
+    columns = int(weight.shape[0]) + padding
     y, slices = ops.inplace_custom(
         "srm_head_sm90",
         x.device,
         [sampling, x, weight, slots],
         [
             TensorType(x.dtype, [rows, columns], x.device),
-            TensorType(DType.float32, [rows, int(columns) // SLICE, 2], x.device),
+            TensorType(DType.float32, [rows, columns // SLICE, 2], x.device),
         ],
-        _parameters(weight, variants),
+        _parameters(weight, variants) | {"N": columns, "padding": padding},
     )
     return y.tensor, slices.tensor

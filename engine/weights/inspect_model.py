@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from srm.engine.config import FLOAT8_MULTIPLES, EngineConfig, ModelConfig, find_model
+from srm.engine.config import FLOAT8_MULTIPLE, EngineConfig, ModelConfig, find_model
 from srm.engine.steps.batch import SAMPLING
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.inspect_constraint import inspect_constraint, read_constraint
@@ -85,7 +85,7 @@ def on_gpu(
     One bound is of memory traffic, one of matrix products; a step reaches neither quite. Products
     in float8 count half. Raises ConfigError if the model does not fit, or cannot have the dtype.
     """
-    if dtype == "float8" and (misfit := config.misfit(*FLOAT8_MULTIPLES)):
+    if dtype == "float8" and (misfit := config.misfit(FLOAT8_MULTIPLE)):
         raise ConfigError(f"dtype = float8: {misfit}; use dtype = bfloat16")
     settings = EngineConfig(device="gpu", dtype=dtype)
     slot = _slot_bytes(config)

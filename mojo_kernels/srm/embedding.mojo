@@ -6,10 +6,11 @@ On a GPU `srm_embed_stream` also writes the moments that the products of `produc
                                                 token is token t
 
 CPU: tokens are split over the cores. GPU: a thread per 16 bytes of a row, or per channel where rows
-are no multiple of that. A warp of those has the 256 columns that moments are of.
+are no multiple of that. A warp has the 256 columns that moments are of, or 128 at 8 bytes a thread
+where d is no multiple of 256.
 
-    x           [T, d]           any float      out; bfloat16 where moments are wanted, d % 256 == 0
-    moments     [T, d / 256, 2]  float32        out, of `srm_embed_stream`
+    x           [T, d]           any float      out; bfloat16 where moments are wanted, d % 128 == 0
+    moments     [T, d / 256, 2]  float32        out, of `srm_embed_stream`; or d / 128
     last_token  [S]              int32          in; a buffer, because `srm_sample` mutates it
     token_ids   [T]              int32          in
     read_slots  [R]              int32          in; R >= the number of -1 tokens
@@ -230,14 +231,21 @@ struct _EmbedStream:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_embed_stream is for GPUs alone"
-        _enqueue[8, True, pdl](
-            untracked(x.unsafe_ptr()),
-            untracked(moments.unsafe_ptr()),
-            untracked(last_token.unsafe_ptr()),
-            untracked(token_ids.unsafe_ptr()),
-            untracked(read_slots.unsafe_ptr()),
-            untracked(table.unsafe_ptr()),
-            x.dim_size(0),
-            x.dim_size(1),
-            ctx,
-        )
+
+        def launch[width: Int]() raises {imm}:
+            _enqueue[width, True, pdl](
+                untracked(x.unsafe_ptr()),
+                untracked(moments.unsafe_ptr()),
+                untracked(last_token.unsafe_ptr()),
+                untracked(token_ids.unsafe_ptr()),
+                untracked(read_slots.unsafe_ptr()),
+                untracked(table.unsafe_ptr()),
+                x.dim_size(0),
+                x.dim_size(1),
+                ctx,
+            )
+
+        if x.dim_size(1) % 256 == 0:
+            launch[8]()
+        else:
+            launch[4]()

@@ -39,6 +39,10 @@ EPILOGUES = {
 """What the model does: (has bias, has SiLU, has residual)."""
 PRODUCTS = [f"{kind}.{name}" for kind in ("float32", "bfloat16") for name in EPILOGUES]
 PRODUCTS += ["widened.down", "widened.head"]
+READERS = ("edit", "constrain", "sample", "reject", "score")
+"""Ops that read logits."""
+PADDING = 10
+"""Columns behind those of tokens, where an op's name ends in "_padded"."""
 
 
 def widened(bits: Array) -> npt.NDArray[np.float32]:
@@ -75,7 +79,8 @@ def compile_ops(session: InferenceSession, device: Device, folder: Path) -> Comp
 
     PRODUCTS, "layer_norm" of either dtype and "mix_float16" are for a CPU alone. "mix" is there
     plain, with gamma ("mix_gamma"), with SiLU ("mix_silu"), and with both and a residual
-    ("mix_all"), whose inputs come in this order after those of "mix".
+    ("mix_all"), whose inputs come in this order after those of "mix". Those named "_padded" take
+    logits with PADDING columns behind those of tokens.
     """
 
     def build() -> Built:
@@ -162,7 +167,7 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
     sampling, decode = BufferType(I32, ["slots", "record"], on), make_type(I32, "decode")
     message = (make_type(I32, name, f"{name}_values") for name in ("new", "prefill"))
     dims = ("decode", "decode", "targets", "scored", "scored", "named")
-    scoring = (make_type(I32, dim) for dim in dims)
+    scoring = [make_type(I32, dim) for dim in dims]
     pool = BufferType(F32, ["slots", "pool_width"], on)
     copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), make_type(I32, "copied")]
     sampled: Inputs = [last_token, logits, sampling, decode, decode]
@@ -187,6 +192,12 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         "reject": (partial(kernels.sample, rejects=True), sampled),
         "score": (kernels.score, [logits, sampling, *scoring]),
     }
+    for name in ("edit", "constrain", "sample", "reject", "score"):
+        call, inputs = ops[name]
+        ops[f"{name}_padded"] = partial(call, padding=PADDING), inputs
+    for name in READERS:
+        call, inputs = ops[name]
+        ops[f"{name}_padded"] = partial(call, padding=PADDING), inputs
     if on == HOST:
         ops["mix_float16"] = kernels.mix, mix(F16)
         for name in PRODUCTS:

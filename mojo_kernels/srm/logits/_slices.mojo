@@ -47,9 +47,9 @@ comptime GROUP = 4
 
 
 @always_inline
-def invalidate(slices: Values[DType.float32], row: Int, vocab: Int):
+def invalidate(slices: Values[DType.float32], row: Int, width: Int):
     """Have a row that no longer is as the head wrote it left by `draw`."""
-    slices[unsafe_offset=row * (vocab // SLICE) * 2] = nan[DType.float32]()
+    slices[unsafe_offset=row * (width // SLICE) * 2] = nan[DType.float32]()
 
 
 @always_inline
@@ -77,7 +77,7 @@ def draw[
 ](
     logits: Values[dtype],
     slices: Values[DType.float32],
-    vocab: Int,
+    width: Int,
     asked: Sampling,
     position: Int,
     write: Write,
@@ -91,9 +91,9 @@ def draw[
     var power = in_powers_of_2(scale)
 
     # A lane has neighbouring slices, or none.
-    var each = ceildiv(vocab // SLICE, WARP_SIZE)
-    var begin = min(lane_id() * each, vocab // SLICE)
-    var end = min(begin + each, vocab // SLICE)
+    var each = ceildiv(width // SLICE, WARP_SIZE)
+    var begin = min(lane_id() * each, width // SLICE)
+    var end = min(begin + each, width // SLICE)
 
     @always_inline
     def slice_at(i: Int) {imm} -> SIMD[DType.float32, 2]:

@@ -22,11 +22,12 @@ CPU: rows are split over the cores. GPU: a block per row. Both run `_constrain_r
 
     last_token  [S]      int32      in; a buffer, because `srm_sample` mutates it
     sampling    [S, 9]   int32      mutated at the slots: their states
-    logits      [H, V]   any float  mutated in decode rows
+    logits      [H, V + padding]  any float  mutated in decode rows but for padding
     positions   [R]      int32      in; of the decode rows
     slots       [D]      int32      in
     tables      [N]      uint16     in; fewer than HEAD: no row has a table
-    slices      [H, V / 256, 2]  float32  mutated in decode rows; any tensor when has_slices is False
+    slices      [H, (V + padding) / 256, 2]  float32  mutated in decode rows; any tensor when
+                                   has_slices is False
 """
 
 import extensibility
@@ -201,7 +202,7 @@ struct _Constrain:
 
     @staticmethod
     def execute[
-        target: StaticString, has_slices: Bool
+        target: StaticString, padding: Int, has_slices: Bool
     ](
         last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
         sampling: MutableInputTensor[dtype=DType.int32, rank=2, ...],
@@ -215,7 +216,7 @@ struct _Constrain:
         var num_rows = slots.dim_size(0)
         if num_rows == 0 or tables.dim_size(0) < HEAD:
             return
-        var vocab = Int64(logits.dim_size(1))
+        var vocab = Int64(logits.dim_size(1) - padding)
         var last_ptr = untracked(last_token.unsafe_ptr())
         var record_ptr = untracked(sampling.unsafe_ptr())
         var logit_ptr = logits.unsafe_ptr().unsafe_origin_cast[
@@ -238,10 +239,11 @@ struct _Constrain:
             var start = Int(record[unsafe_offset=TABLE])
             if start == 0:
                 return
+            var width = Int(vocab) + padding
             comptime if has_slices:
-                invalidate(slice_ptr, row, Int(vocab))
+                invalidate(slice_ptr, row, width)
             _constrain_row[on_gpu=on_gpu](
-                logit_ptr.unsafe_offset(row * Int(vocab)),
+                logit_ptr.unsafe_offset(row * width),
                 _Table(table_ptr.unsafe_offset(start), vocab),
                 allowed,
                 record,

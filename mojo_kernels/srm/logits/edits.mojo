@@ -27,7 +27,7 @@ Tokens are counted in TILE counters at a time: in shared memory by a block per r
 scratch memory (CPU: rows are split over the cores). Both run `_edit_row`.
 
     last_token  [S]      int32      in; a buffer, because `srm_sample` mutates it
-    logits      [H, V]   any float  mutated in `rows`
+    logits      [H, V + padding]  any float  mutated in `rows` but for padding
     token_ids   [T]      int32      in; decode row i feeds token i
     read_slots  [R]      int32      in
     rows        [E]      int32      in; decode rows, none twice
@@ -36,7 +36,8 @@ scratch memory (CPU: rows are split over the cores). Both run `_edit_row`.
     tokens      [N]      int32      in
     biases      [B]      float32    in; of tokens[:B]
     masks       [M]      int32      in; bit t % 32 of word t // 32 is token t's
-    slices      [H, V / 256, 2]  float32  mutated in `rows`; any tensor when has_slices is False
+    slices      [H, (V + padding) / 256, 2]  float32  mutated in `rows`; any tensor when has_slices
+                                   is False
 """
 
 import extensibility
@@ -194,7 +195,7 @@ struct _Edit:
 
     @staticmethod
     def execute[
-        target: StaticString, has_slices: Bool, pdl: Bool
+        target: StaticString, padding: Int, has_slices: Bool, pdl: Bool
     ](
         last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
         logits: InputTensor[rank=2, ...],
@@ -213,7 +214,7 @@ struct _Edit:
         if num_rows == 0:
             return
         # An Int may not cross to the device: its width is the host's.
-        var vocab = Int64(logits.dim_size(1))
+        var vocab = Int64(logits.dim_size(1) - padding)
         var last_ptr = last_token.unsafe_ptr()
         var logit_ptr = logits.unsafe_ptr().unsafe_origin_cast[
             MutUntrackedOrigin
@@ -236,13 +237,14 @@ struct _Edit:
             marks: Pointer[Int32, MutUntrackedOrigin, address_space=space],
         ) {var}:
             var row = Int(row_ptr[unsafe_offset=e])
+            var width = Int(vocab) + padding
             comptime if has_slices:
-                invalidate(slice_ptr, row, Int(vocab))
+                invalidate(slice_ptr, row, width)
             var last = Int32(-1)
             if id_ptr[unsafe_offset=row] < 0:
                 last = last_ptr[unsafe_offset=Int(slot_ptr[unsafe_offset=row])]
             _edit_row[on_gpu=on_gpu](
-                logit_ptr.unsafe_offset(row * Int(vocab)),
+                logit_ptr.unsafe_offset(row * width),
                 Int(vocab),
                 marks,
                 last,

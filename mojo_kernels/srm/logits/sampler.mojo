@@ -28,11 +28,13 @@ both top_k and top_p truncate, top_p is of a mass that takes the search: these r
     tokens      [D]     int32             out
     logprobs    [D]     float32           out
     last_token  [S]     int32             mutated at the slots
-    logits      [H, V]  any float         in, the first D rows are used
+    logits      [H, V + padding]  any float  in, the first D rows are used; slices
+                                          include padding, which then is -inf
     sampling    [S, 9]  int32             in at the slots; a buffer, because `srm_expand` mutates it
     positions   [D]     int32             in
     slots       [D]     int32             in
-    slices      [H, V / 256, 2]  float32  in, of `srm_head_sm90`; any tensor when has_slices is False
+    slices      [H, (V + padding) / 256, 2]  float32  in, of `srm_head_sm90`; any tensor when
+                                          has_slices is False
 """
 
 import extensibility
@@ -130,7 +132,11 @@ struct _Sample:
 
     @staticmethod
     def execute[
-        target: StaticString, has_slices: Bool, rejects: Bool, pdl: Bool
+        target: StaticString,
+        padding: Int,
+        has_slices: Bool,
+        rejects: Bool,
+        pdl: Bool,
     ](
         tokens: OutputTensor[dtype=DType.int32, rank=1, ...],
         logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
@@ -143,7 +149,7 @@ struct _Sample:
         ctx: DeviceContext,
     ) raises:
         var num_rows = tokens.dim_size(0)
-        var vocab = logits.dim_size(1)
+        var vocab = logits.dim_size(1) - padding
         var token_ptr = tokens.unsafe_ptr()
         var logprob_ptr = logprobs.unsafe_ptr()
         var last_ptr = last_token.unsafe_ptr()
@@ -191,12 +197,12 @@ struct _Sample:
                 for i in range(
                     task * num_rows // tasks, (task + 1) * num_rows // tasks
                 ):
-                    row.load(logit_ptr.unsafe_offset(i * vocab))
+                    row.load(logit_ptr.unsafe_offset(i * (vocab + padding)))
                     sample(row, i, True)
 
             sync_parallelize(sample_share, tasks)
         else:
-            var width, rows = Int64(vocab), Int64(num_rows)
+            var tokens_of_a_row, rows = Int64(vocab), Int64(num_rows)
             comptime assert has_slices or not pdl
             # Several, but no fewer blocks than can run at once: two on a processor.
             var processors = ctx.get_attribute(
@@ -216,10 +222,13 @@ struct _Sample:
                     `nvvm.minctasm`=__mlir_attr.`2 : index`,
                 )
                 def sample_block() {var}:
+                    var vocab = Int(tokens_of_a_row)
+                    var width = vocab + padding
+
                     @always_inline
                     def sample_row(i: Int) {imm}:
-                        var source = logit_ptr.unsafe_offset(i * Int(width))
-                        var row = GPURow[share=share](source, Int(width))
+                        var source = logit_ptr.unsafe_offset(i * width)
+                        var row = GPURow[share=share](source, vocab)
                         sample(row, i, thread_idx.x == 0)
 
                     @always_inline
@@ -229,11 +238,9 @@ struct _Sample:
                             write(i, token, logprob)
 
                         return draw[rejects](
-                            logit_ptr.unsafe_offset(i * Int(width)),
-                            slice_ptr.unsafe_offset(
-                                i * (Int(width) // SLICE) * 2
-                            ),
-                            Int(width),
+                            logit_ptr.unsafe_offset(i * width),
+                            slice_ptr.unsafe_offset(i * (width // SLICE) * 2),
+                            width,
                             Sampling.of(
                                 sampling_ptr, slot_ptr[unsafe_offset=i]
                             ),

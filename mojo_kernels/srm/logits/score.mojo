@@ -21,7 +21,7 @@ for the largest logit after the one before, so few cost little.
     ranks         [Q]     int32     out
     top_ids       [Q, N]  int32     out
     top_logprobs  [Q, N]  float32   out
-    logits        [H, V]  any float in
+    logits        [H, V + padding]  any float  in
     sampling      [S, 9]  int32     in at the slots; a buffer, because `srm_expand` mutates it
     slots         [D]     int32     in
     tokens        [D]     int32     in; the first D rows of the logits are the decode rows
@@ -106,7 +106,7 @@ struct _Score:
 
     @staticmethod
     def execute[
-        target: StaticString, pdl: Bool
+        target: StaticString, padding: Int, pdl: Bool
     ](
         logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
         ranks: OutputTensor[dtype=DType.int32, rank=1, ...],
@@ -124,7 +124,7 @@ struct _Score:
     ) raises:
         var num_rows = rows.dim_size(0)
         # An Int may not cross to the device: its width is the host's.
-        var vocab = Int64(logits.dim_size(1))
+        var vocab = Int64(logits.dim_size(1) - padding)
         var num_decode = Int64(tokens.dim_size(0))
         var size = Int64(top_ids.dim_size(1))
         var logprob_ptr = logprobs.unsafe_ptr()
@@ -174,7 +174,7 @@ struct _Score:
             q: Int,
         ) {var} -> Pointer[Scalar[logits.dtype], MutUntrackedOrigin]:
             return logit_ptr.unsafe_offset(
-                Int(row_ptr[unsafe_offset=q]) * Int(vocab)
+                Int(row_ptr[unsafe_offset=q]) * (Int(vocab) + padding)
             )
 
         comptime if target == "cpu":

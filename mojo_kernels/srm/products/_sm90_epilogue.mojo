@@ -19,6 +19,7 @@ from max.gpu.sync import syncwarp
 from std.math import exp, rsqrt
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
+from std.utils.numerics import neg_inf
 
 from ..logits._logit_row import in_powers_of_2, inverse
 from ..logits._sampling import Sampling
@@ -32,8 +33,8 @@ comptime E4M3 = DType.float8_e4m3fn
 comptime F32 = DType.float32
 """Of sums."""
 
-comptime BN = 256
-"""Columns of a tile."""
+comptime BN[N: Int] = 256 if N % 256 == 0 else 128
+"""Columns of a tile of an output of N columns, and of what slices and moments are of."""
 comptime CHUNK = 64
 """Columns that a warp writes at a time."""
 comptime VECTOR = 8
@@ -56,13 +57,13 @@ comptime Patch = Pointer[
 ]
 """A warp's own shared memory."""
 
-comptime Sums = SIMD[F32, BN // 2]
+comptime Sums[N: Int] = SIMD[F32, BN[N] // 2]
 """A thread's share of a tile."""
 
 comptime Unit = _Unit[BF16, F32, False, False, False]
 """A recurrent unit whose tokens are an output."""
 
-comptime Outputs = SIMD[DType.uint32, BN // 4]
+comptime Outputs[N: Int] = SIMD[DType.uint32, BN[N] // 4]
 """The same, rounded: two columns in a word, the two rows by turns."""
 
 
@@ -124,6 +125,8 @@ struct Parts(ImplicitlyCopyable):
     """How."""
     var heads: Int
     """Of the unit that rows which decode are mixed by; 0 if there is none."""
+    var padding: Int
+    """Columns behind those of w, which are -inf."""
 
     def __init__(
         out self,
@@ -137,6 +140,7 @@ struct Parts(ImplicitlyCopyable):
         factors: DType = BF16,
         variants: StaticString = "",
         heads: Int = 0,
+        padding: Int = 0,
     ):
         """Have the parts that are named.
 
@@ -150,11 +154,12 @@ struct Parts(ImplicitlyCopyable):
             factors: As the field.
             variants: Names of variants.
             heads: As the field.
+            padding: As the field.
         """
         self.bias, self.silu, self.residual = bias, silu, residual
         self.slices, self.norm, self.moments = slices, norm, moments
         self.factors, self.variants = factors, Variants.named(variants)
-        self.heads = heads
+        self.heads, self.padding = heads, padding
 
     def narrow(self) -> Bool:
         """Tell whether the output is e4m3.
@@ -376,14 +381,17 @@ struct RowNorm(ImplicitlyCopyable):
     """1 / sqrt(variance + EPSILON), or 1 / temperature in powers of 2 or 0."""
 
 
-struct MixedRow(ImplicitlyCopyable):
+struct MixedRow[N: Int](ImplicitlyCopyable):
     """Of the row lane % 16 of a warp: other lanes ask for it where they mix that row.
+
+    Parameters:
+        N: Columns of the output.
     """
 
     var position: Int32
     """Where its token stands, -1 where it is not mixed here."""
     var read_from: Int32
-    """Where the tile's states come from, in BN values, unless the position is 0."""
+    """Where the tile's states come from, in tiles, unless the position is 0."""
     var write_to: Int32
     """Where they go."""
 
@@ -399,8 +407,8 @@ struct MixedRow(ImplicitlyCopyable):
         self.position, self.read_from, self.write_to = -1, 0, 0
         var r = row + Int(lane_id()) % 16
         if r < Int(unit.num_rows):
-            var tiles = Int32(unit.pool_width // BN)
-            var tile = Int32((Int(unit.pool_column) + column) // BN)
+            var tiles = Int32(Int(unit.pool_width) // BN[Self.N])
+            var tile = Int32((Int(unit.pool_column) + column) // BN[Self.N])
             self.position = unit.positions[unsafe_offset=r]
             self.read_from = unit.read_slots[unsafe_offset=r] * tiles + tile
             self.write_to = unit.write_slots[unsafe_offset=r] * tiles + tile
@@ -426,10 +434,34 @@ def larger(a: UInt32, b: UInt32) -> UInt32:
 
 
 @always_inline
+def hide_padding[N: Int, padding: Int](sums: Sums[N], column: Int) -> Sums[N]:
+    """Put -inf into the columns that w has not.
+
+    Parameters:
+        N: Columns of the output.
+        padding: How many of them w has not, fewer than a tile has.
+
+    Args:
+        sums: The thread's.
+        column: The tile's first column.
+
+    Returns:
+        The sums, of the last tile changed.
+    """
+    var hidden = sums
+    if column == N - BN[N]:
+        comptime for i in range(BN[N] // 2):
+            var of = i // 4 * 8 + Int(lane_id()) % 4 * 2 + i % 2
+            if of >= BN[N] - padding:
+                hidden[i] = neg_inf[F32]()
+    return hidden
+
+
+@always_inline
 def write_slices[
     N: Int
 ](
-    outputs: Outputs,
+    outputs: Outputs[N],
     norm: RowNorm,
     slices: Values[F32],
     row: Int,
@@ -451,7 +483,7 @@ def write_slices[
     """
     comptime for half in range(2):
         var most = outputs[half]
-        comptime for i in range(half + 2, BN // 4, 2):
+        comptime for i in range(half + 2, BN[N] // 4, 2):
             most = larger(most, outputs[i])
         comptime for step in range(2):
             most = larger(most, warp.shuffle_xor(most, UInt32(1 << step)))
@@ -459,7 +491,7 @@ def write_slices[
         var scale = norm.scale[half * 2]
         var shift = largest * scale
         var total = SIMD[F32, 2](0)
-        comptime for i in range(half, BN // 4, 2):
+        comptime for i in range(half, BN[N] // 4, 2):
             var y = two_columns(outputs[i])
             comptime for k in range(2):
                 total[k] += power_of_2(y[k].fma(scale, -shift))
@@ -471,7 +503,7 @@ def write_slices[
         var r = row + Int(lane_id()) // 4 + half * 8
         if lane_id() % 4 == 0 and r < rows:
             slices.unsafe_store[alignment=8](
-                (r * (N // BN) + column // BN) * 2,
+                (r * (N // BN[N]) + column // BN[N]) * 2,
                 SIMD[F32, 2](largest, sum),
             )
 
@@ -479,7 +511,7 @@ def write_slices[
 @always_inline
 def write_moments[
     N: Int
-](outputs: Outputs, moments: Values[F32], row: Int, column: Int, rows: Int):
+](outputs: Outputs[N], moments: Values[F32], row: Int, column: Int, rows: Int):
     """Write the mean of a row's BN outputs and the sum of the squares of what differs from it.
 
     Parameters:
@@ -509,13 +541,13 @@ def write_moments[
         return total
 
     var even, odd = SIMD[F32, 2](0), SIMD[F32, 2](0)
-    comptime for i in range(0, BN // 4, 2):
+    comptime for i in range(0, BN[N] // 4, 2):
         var first, second = columns(i)
         even += first
         odd += second
-    var mean = over_lanes(even + odd) / BN
+    var mean = over_lanes(even + odd) / Float32(BN[N])
     even, odd = SIMD[F32, 2](0), SIMD[F32, 2](0)
-    comptime for i in range(0, BN // 4, 2):
+    comptime for i in range(0, BN[N] // 4, 2):
         var first, second = columns(i)
         even = (first - mean).fma(first - mean, even)
         odd = (second - mean).fma(second - mean, odd)
@@ -524,7 +556,7 @@ def write_moments[
         var r = row + Int(lane_id()) // 4 + half * 8
         if lane_id() % 4 == 0 and r < rows:
             moments.unsafe_store[alignment=8](
-                (r * (N // BN) + column // BN) * 2,
+                (r * (N // BN[N]) + column // BN[N]) * 2,
                 SIMD[F32, 2](mean[half], squares[half]),
             )
 
@@ -547,7 +579,7 @@ def read_norm[
     Returns:
         What normalises the thread's rows.
     """
-    comptime TILES = K // BN
+    comptime TILES = K // BN[K]
     var norm = RowNorm(0, 1)
     comptime for half in range(2 if parts.norm else 0):
         var r = min(row + Int(lane_id()) // 4 + half * 8, rows - 1)
@@ -566,7 +598,9 @@ def read_norm[
         comptime for tile in range(TILES):
             var apart = of(tile)[0] - mean
             between = apart.fma(apart, between)
-        var variance = (total[1] + between * BN) * (Float32(1) / Float32(K))
+        var variance = (total[1] + between * Float32(BN[K])) * (
+            Float32(1) / Float32(K)
+        )
         comptime for i in range(half * 2, half * 2 + 2):
             norm.mean[i] = mean
             norm.scale[i] = rsqrt(variance + EPSILON)
@@ -668,10 +702,10 @@ struct Chunk[N: Int, parts: Parts](ImplicitlyCopyable):
 def finish_sums[
     N: Int, parts: Parts
 ](
-    sums: Sums,
+    sums: Sums[N],
     first: Chunk[N, parts],
     norm: RowNorm,
-    mixed: MixedRow,
+    mixed: MixedRow[N],
     to: Tensors,
     out_tiles: OutTiles,
     patches: Patch,
@@ -720,7 +754,7 @@ def finish_sums[
 
     @always_inline
     def states_at(tiles: Int32, i: Int, chunk: Int) {imm} -> Int:
-        return Int(of_row(tiles, i)) * BN + chunk * CHUNK + lane % 8 * 4
+        return Int(of_row(tiles, i)) * BN[N] + chunk * CHUNK + lane % 8 * 4
 
     @always_inline
     def fetch_states(chunk: Int) {imm} -> SIMD[F32, 32]:
@@ -734,12 +768,12 @@ def finish_sums[
     var states = SIMD[F32, 32](0)
     comptime if parts.heads > 0:
         states = fetch_states(0)
-    var outputs = Outputs(0)
+    var outputs = Outputs[N](0)
     var coming = first
     comptime ahead = parts.ahead()
     comptime if not ahead:
         coming.read_residual(to, row, column, rows)
-    comptime for chunk in range(BN // CHUNK):
+    comptime for chunk in range(BN[N] // CHUNK):
         comptime next = chunk + 1
         var patch = patches
         comptime if by_tma:
@@ -754,13 +788,13 @@ def finish_sums[
                     vector_at(i * 4 + lane // 8, lane % 8),
                     coming.residual.slice[VECTOR, offset=i * VECTOR](),
                 )
-            comptime if next < BN // CHUNK:
+            comptime if next < BN[N] // CHUNK:
                 coming.read_residual(to, row, column + next * CHUNK, rows)
             syncwarp()
         comptime if not ahead:
             coming.read_columns(to, column + chunk * CHUNK)
         var here = coming
-        comptime if ahead and next < BN // CHUNK:
+        comptime if ahead and next < BN[N] // CHUNK:
             coming.read_columns(to, column + next * CHUNK)
         var words = SIMD[DType.uint32, 8](
             0
@@ -824,7 +858,7 @@ def finish_sums[
         syncwarp()
         comptime if parts.heads > 0:
             var now = states
-            comptime if chunk + 1 < BN // CHUNK:
+            comptime if chunk + 1 < BN[N] // CHUNK:
                 states = fetch_states(chunk + 1)
             var c = column + chunk * CHUNK
             var head = Int(UInt32(c) // UInt32(N // parts.heads))

@@ -50,6 +50,7 @@ from ._sm90_epilogue import (
     Unit,
     Values,
     finish_sums,
+    hide_padding,
     read_norm,
     read_temperatures,
 )
@@ -59,8 +60,6 @@ comptime MOST_ROWS = 128
 """Of a tile."""
 comptime LEAST_ROWS = 64
 """Of a tile, those of one consumer. What is done to a row is the same."""
-comptime STAGES = 4
-"""Stages of the ring."""
 comptime CLUSTER_ROWS[parts: Parts] = 512 if parts.variants.clusters else 256
 """Of a cluster's tiles, one below the other."""
 comptime BLOCKS[BM: Int, parts: Parts] = CLUSTER_ROWS[parts] // BM
@@ -69,13 +68,23 @@ comptime ROW_BYTES = 128
 """Of a row of a stage: what the swizzle spans."""
 comptime DEPTH_BYTES = 32
 """Of a row that one product takes."""
-comptime STAGE_BYTES = (MOST_ROWS + BN) * ROW_BYTES
+comptime STAGE_BYTES[N: Int] = (MOST_ROWS + BN[N]) * ROW_BYTES
 """Of a stage."""
-comptime PATCHES = STAGES * STAGE_BYTES
+comptime STAGES[K: Int, parts: Parts] = 4 if K % (
+    4 * BK[parts.factors]
+) == 0 else 3 if K % (3 * BK[parts.factors]) == 0 else 2
+"""Stages of the ring, which goes round once or more a tile."""
+comptime PATCHES[N: Int, K: Int, parts: Parts] = STAGES[K, parts] * STAGE_BYTES[
+    N
+]
 """Where the patches of the eight consuming warps begin."""
-comptime BARRIERS[parts: Parts] = PATCHES + 8 * PATCH_BYTES * parts.patches()
+comptime BARRIERS[N: Int, K: Int, parts: Parts] = PATCHES[
+    N, K, parts
+] + 8 * PATCH_BYTES * parts.patches()
 """Where the barriers begin, `full` before `empty`."""
-comptime SHARED_BYTES[parts: Parts] = BARRIERS[parts] + 2 * STAGES * 8
+comptime SHARED_BYTES[N: Int, K: Int, parts: Parts] = BARRIERS[
+    N, K, parts
+] + 2 * STAGES[K, parts] * 8
 """Shared memory of a block."""
 comptime THREADS = 384
 """Threads of a block."""
@@ -83,8 +92,8 @@ comptime BK[factors: DType] = ROW_BYTES // size_of[factors]()
 """Depth of a stage."""
 comptime X_TILE[factors: DType, BM: Int] = Coord(Idx[BM], Idx[BK[factors]])
 """What a block loads of x for a stage."""
-comptime W_TILE[parts: Parts, BM: Int] = Coord(
-    Idx[BN // BLOCKS[BM, parts]], Idx[BK[parts.factors]]
+comptime W_TILE[N: Int, parts: Parts, BM: Int] = Coord(
+    Idx[BN[N] // BLOCKS[BM, parts]], Idx[BK[parts.factors]]
 )
 """What it loads of w."""
 
@@ -100,7 +109,7 @@ def product_kernel[
     N: Int, K: Int, parts: Parts, BM: Int
 ](
     x_tiles: TMATensorTile[parts.factors, X_TILE[parts.factors, BM]],
-    w_tiles: TMATensorTile[parts.factors, W_TILE[parts, BM]],
+    w_tiles: TMATensorTile[parts.factors, W_TILE[N, parts, BM]],
     out_tiles: OutTiles,
     out_: Values[BF16],
     bias: Values[BF16],
@@ -142,23 +151,25 @@ def product_kernel[
     """
     comptime factors = parts.factors
     comptime depth = BK[factors]
-    comptime assert K % (depth * STAGES) == 0 and N % BN == 0
+    comptime stages = STAGES[K, parts]
+    comptime assert K % (depth * stages) == 0 and N % BN[N] == 0
+    comptime assert parts.padding < BN[N]
     comptime consumers = BM // LEAST_ROWS
     comptime blocks = BLOCKS[BM, parts]
-    comptime w_rows = BN // blocks
-    comptime turns = K // depth // STAGES
-    comptime tiles_n = N // BN
-    comptime STAGE_LOADS = Int32((BM + BN) * ROW_BYTES)
+    comptime w_rows = BN[N] // blocks
+    comptime turns = K // depth // stages
+    comptime tiles_n = N // BN[N]
+    comptime STAGE_LOADS = Int32((BM + BN[N]) * ROW_BYTES)
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]()
-    var full = shared.unsafe_offset(BARRIERS[parts]).unsafe_bitcast[
+    var full = shared.unsafe_offset(BARRIERS[N, K, parts]).unsafe_bitcast[
         SharedMemBarrier
     ]()
-    var empty = full.unsafe_offset(STAGES)
+    var empty = full.unsafe_offset(stages)
     var rank = Int(block_idx.x) % blocks
     if thread_idx.x == 0:
-        comptime for s in range(STAGES):
+        comptime for s in range(stages):
             full[unsafe_offset=s].init(1)
             empty[unsafe_offset=s].init(Int32(consumers * blocks))
     fence_mbarrier_init()
@@ -171,7 +182,7 @@ def product_kernel[
     @always_inline
     def load_weights[s: Int](tile: Int, turn: Int) {imm}:
         var w_to = shared.unsafe_offset(
-            s * STAGE_BYTES + (BM + rank * w_rows) * ROW_BYTES
+            s * STAGE_BYTES[N] + (BM + rank * w_rows) * ROW_BYTES
         )
         w_tiles.async_multicast_load(
             TileTensor(
@@ -180,15 +191,15 @@ def product_kernel[
             ),
             full[unsafe_offset=s],
             (
-                (turn * STAGES + s) * depth,
-                tile % tiles_n * BN + rank * w_rows,
+                (turn * stages + s) * depth,
+                tile % tiles_n * BN[N] + rank * w_rows,
             ),
             UInt16((1 << blocks) - 1),
         )
 
     comptime if parts.loads_early():
         if thread_idx.x == 0:
-            comptime for s in range(STAGES):
+            comptime for s in range(stages):
                 full[unsafe_offset=s].expect_bytes(STAGE_LOADS)
                 load_weights[s](Int(block_idx.x) // blocks, 0)
     start_after_last[parts.variants.pdl]()
@@ -200,12 +211,12 @@ def product_kernel[
             for tile in range(Int(block_idx.x) // blocks, count, stride):
                 var m = (tile // tiles_n * blocks + rank) * BM
                 for turn in range(turns):
-                    comptime for s in range(STAGES):
+                    comptime for s in range(stages):
                         if not has_weights:
                             empty[unsafe_offset=s].wait(phase)
                             full[unsafe_offset=s].expect_bytes(STAGE_LOADS)
-                        var k = (turn * STAGES + s) * depth
-                        var x_to = shared.unsafe_offset(s * STAGE_BYTES)
+                        var k = (turn * stages + s) * depth
+                        var x_to = shared.unsafe_offset(s * STAGE_BYTES[N])
                         # A multicast to this block alone: MAX 26.7 clears a bit of the barrier's
                         # address in a plain load, which may be the block's rank in its cluster.
                         x_tiles.async_multicast_load(
@@ -227,7 +238,8 @@ def product_kernel[
         var in_group = Int(thread_idx.x) % 128
         var warp_row = consumer * LEAST_ROWS + in_group // 32 * 16
         var patches = shared.unsafe_offset(
-            PATCHES + warp_row // 16 * PATCH_BYTES * parts.patches()
+            PATCHES[N, K, parts]
+            + warp_row // 16 * PATCH_BYTES * parts.patches()
         ).unsafe_bitcast[Scalar[BF16]]()
         var to = Tensors(
             out_,
@@ -248,17 +260,17 @@ def product_kernel[
             var norm = read_norm[K, parts](moments, row, Int(rows))
             comptime if parts.slices:
                 norm = read_temperatures[parts.variants.rejection](to, row)
-            var column = tile % tiles_n * BN
-            var mixed = MixedRow(unit, row, column)
+            var column = tile % tiles_n * BN[N]
+            var mixed = MixedRow[N](unit, row, column)
             var first = Chunk[N, parts]()
             comptime if parts.ahead():
                 first.read_columns(to, column)
                 first.read_residual(to, row, column, Int(rows))
-            var sums = Sums(0)
+            var sums = Sums[N](0)
             for turn in range(turns):
-                comptime for s in range(STAGES):
+                comptime for s in range(stages):
                     full[unsafe_offset=s].wait(phase)
-                    var x_from = shared.unsafe_offset(s * STAGE_BYTES)
+                    var x_from = shared.unsafe_offset(s * STAGE_BYTES[N])
                     var w_from = x_from.unsafe_offset(BM * ROW_BYTES)
                     var x_at = WGMMADescriptor[factors].create[
                         64, 1, TensorMapSwizzle.SWIZZLE_128B
@@ -274,7 +286,7 @@ def product_kernel[
                     comptime for k in range(0, ROW_BYTES, DEPTH_BYTES):
                         sums = wgmma_async[
                             64,
-                            BN,
+                            BN[N],
                             DEPTH_BYTES // size_of[factors](),
                             a_type=factors,
                             b_type=factors,
@@ -284,13 +296,15 @@ def product_kernel[
                     wgmma_wait_group_sync[1]()
                     if (s > 0 or turn > 0) and in_group < blocks:
                         empty[
-                            unsafe_offset=(s + STAGES - 1) % STAGES
+                            unsafe_offset=(s + stages - 1) % stages
                         ].arrive_cluster(UInt32(in_group))
                 phase ^= 1
             wgmma_wait_group_sync[0]()
             if in_group < blocks:
-                empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
-            finish_sums(
+                empty[unsafe_offset=stages - 1].arrive_cluster(UInt32(in_group))
+            comptime if parts.padding > 0:
+                sums = hide_padding[N, parts.padding](sums, column)
+            finish_sums[N, parts](
                 sums,
                 first,
                 norm,

@@ -12,6 +12,9 @@ act is the identity or SiLU; bias and residual of the first may be absent, and S
 residual. Sums and all that follows are float32, and are rounded once. TMA, wgmma and clusters of
 two or more blocks (`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on other rows.
 
+Tiles have BN columns: 256, or 128 where N is no multiple of that. moments of x are of BN columns as
+K has them.
+
 norm(x) = (x - mean) / sqrt(variance + EPSILON), row by row. It comes after the sums, since it is the
 same for all k: norm(x) w^T = (x w^T - mean * columns[:, 0]) / sqrt(…), columns[n, 0] being the sum
 of w[n, :]. Gain and shift of a layer norm are folded into w and columns[:, 1]. Mean and variance
@@ -22,7 +25,8 @@ further a row's mean is from 0: about 1e-6 of it, measured in deviations.
 slices are of each row and BN columns the largest output, and the sum of exp((output - largest) /
 temperature): a softmax reads those, and then only the columns that it wants. They are of the outputs
 after rounding too, and of the first D rows alone, where these are drawn from all tokens (`Sampling`):
-what stands there for other rows is not said. The sum is NaN where an output of the slice is NaN or
+what stands there for other rows is not said. Columns that w has not, `padding` of them, are -inf in
+out. The sum is NaN where an output of the slice is NaN or
 +inf, and where all are -inf.
 
 mix is `srm_mix` without gamma, residual and SiLU, of the product as it is after rounding: outputs
@@ -33,11 +37,11 @@ The last two have x and w in e4m3. A tensor core keeps fewer bits of their sums 
 What srm_up_e4m3 writes is x of srm_down_e4m3. Of each 64 columns 8 i + 2 q + b (i < 8, q < 4, b < 2)
 that one lies at 16 q + 2 i + b, and so it must in w.
 
-    out        [M, N]           bfloat16  out; N % 256 == 0; e4m3 of `srm_up_e4m3`
-    moments    [M, N / 256, 2]  float32   out, of `srm_stream_sm90` and `srm_down_e4m3`
-    slices     [M, N / 256, 2]  float32   out, of `srm_head_sm90`
-    x          [T, K]           bfloat16  in; T >= M, K % 256 == 0; in e4m3 K % 512 == 0
-    w          [N, K]           as x      in
+    out        [M, N]           bfloat16  out; N % 128 == 0; e4m3 of `srm_up_e4m3`
+    moments    [M, N / BN, 2]   float32   out, of `srm_stream_sm90` and `srm_down_e4m3`
+    slices     [M, N / 256, 2]  float32   out, of `srm_head_sm90`, N % 256 == 0
+    x          [T, K]           bfloat16  in; T >= M, K % 128 == 0; in e4m3 K % 512 == 0
+    w          [N, K]           as x      in; of `srm_head_sm90` [N - padding, K]
     bias       [N]              bfloat16  in; any tensor when has_bias is False
     residual   [M, N]           bfloat16  in; any tensor when has_residual is False
     columns    [N, 2]           float32   in, of `srm_normed_sm90` and those in e4m3
@@ -47,7 +51,7 @@ that one lies at 16 q + 2 i + b, and so it must in w.
                                           alone counts: rows that decode
     state, unit, read_slots, write_slots, positions, row_offsets, alpha_in, alpha_out, beta, decay
                                           of `srm_mixed_sm90`, as of `srm_mix`; state is float32
-    moments    [T, K / 256, 2]  float32   in, of `srm_normed_sm90`
+    moments    [T, K / BN, 2]   float32   in, of `srm_normed_sm90`
 """
 
 import extensibility
@@ -119,7 +123,7 @@ def enqueue[
     comptime assert dtype == parts.factors
     if rows == 0:
         return
-    var clusters = ceildiv(rows, CLUSTER_ROWS[parts]) * (N // BN)
+    var clusters = ceildiv(rows, CLUSTER_ROWS[parts]) * (N // BN[N])
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     # A cluster lies within one of the groups that processors are in, of 16 or 18.
     if clusters <= processors // 16 * (16 // BLOCKS[LEAST_ROWS, parts]):
@@ -176,12 +180,12 @@ def enqueue_tiles[
         ),
     )
     var w_tiles = create_tensor_tile[
-        W_TILE[parts, BM], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+        W_TILE[N, parts, BM], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
     ](
         ctx,
         TileTensor(
             w.unsafe_ptr().unsafe_bitcast[Scalar[parts.factors]](),
-            row_major(Coord(Idx[N], Idx[K])),
+            row_major(Coord(w.dim_size(0), Idx[K])),
         ),
     )
     var out_tiles = OutTiles(x_tiles.descriptor)
@@ -208,9 +212,9 @@ def enqueue_tiles[
         Int32(rows),
         grid_dim=clusters * BLOCKS[BM, parts],
         block_dim=THREADS,
-        shared_mem_bytes=SHARED_BYTES[parts],
+        shared_mem_bytes=SHARED_BYTES[N, K, parts],
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(SHARED_BYTES[parts])
+            UInt32(SHARED_BYTES[N, K, parts])
         ),
         attributes=launch_attributes[parts.variants.pdl](),
     )
@@ -398,7 +402,11 @@ struct _HeadSM90:
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int, variants: StaticString
+        target: StaticString,
+        N: Int,
+        K: Int,
+        padding: Int,
+        variants: StaticString,
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         slices: OutputTensor[dtype=F32, rank=3, ...],
@@ -409,7 +417,7 @@ struct _HeadSM90:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_head_sm90 is for sm_90 alone"
-        comptime parts = Parts(slices=True, variants=variants)
+        comptime parts = Parts(slices=True, variants=variants, padding=padding)
         var to = Tensors(anywhere(output))
         to.slices, to.slots = anywhere(slices), anywhere(slots)
         to.sampling = untracked(sampling.unsafe_ptr())

@@ -87,7 +87,7 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
         case "sample" | "sample_top_p":  # largest, scaled, shifted, exponential, sum; read once
             return Count(5 * rows * vocab, logits)
         case "sample_slices":  # two numbers of each slice, and the logits of one
-            slices, one = vocab // SLICE, SLICE * logit_size(dtype, device)
+            slices, one = -(-vocab // SLICE), SLICE * logit_size(dtype, device)
             return Count(5 * rows * (slices + SLICE), rows * (slices * 2 * STATE + one))
         case "score":  # the same, and compared with the target
             return Count(6 * rows * vocab, logits + rows * 2 * STATE * (1 + TOP))

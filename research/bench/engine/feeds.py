@@ -16,7 +16,7 @@ import numpy.typing as npt
 from research.bench.engine.counts import BIASED, CLASSES, KERNEL_SIZE, SAMPLED, STATES, TOP
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16, widen_bfloat16
-from srm.engine.device.products import SLICE
+from srm.engine.device.products import SLICE, moment_columns
 from srm.engine.steps.batch import F32, I32, NEW_ROW, SAMPLING, Span
 
 Array = npt.NDArray[Any]
@@ -27,8 +27,12 @@ DISTINCT = 1021
 class Feeds:
     """Makes the arrays of a model of this shape; numpy has no bfloat16, only its bits."""
 
-    def __init__(self, model: ModelConfig, *, is_narrow: bool, narrow_logits: bool) -> None:
+    def __init__(
+        self, model: ModelConfig, *, is_narrow: bool, narrow_logits: bool, padding: int = 0
+    ) -> None:
+        """`padding` columns of -inf follow those of tokens."""
         self._model, self._is_narrow, self._narrow_logits = model, is_narrow, narrow_logits
+        self._padding = padding
         self._rng = np.random.default_rng(0)
 
     @staticmethod
@@ -58,8 +62,9 @@ class Feeds:
         """Return the inputs of a product that a norm is folded into; its weight is bound."""
         sums = widen_bfloat16(self.weight(inner, columns)).sum(0, dtype=np.float64)
         few = self.stored(min(rows, DISTINCT), inner)
-        parts = widen_bfloat16(few).reshape(len(few), inner // SLICE, SLICE)
-        moments = np.stack([parts.mean(-1), parts.var(-1) * SLICE], -1)
+        size = moment_columns(inner)
+        parts = widen_bfloat16(few).reshape(len(few), inner // size, size)
+        moments = np.stack([parts.mean(-1), parts.var(-1) * size], -1)
         of_columns = np.stack([sums, self.drawn(columns)], 1).astype(np.float32)
         x, moments = (np.resize(array, (rows, *array.shape[1:])) for array in (few, moments))
         return [x, of_columns, moments]
@@ -163,7 +168,8 @@ class Feeds:
 
     def _logits(self, rows: int) -> Array:
         few = 3 * self.values(min(rows, DISTINCT), self._model.vocab_size)
-        shape = (rows, self._model.vocab_size)
+        few = np.pad(few, ((0, 0), (0, self._padding)), constant_values=-np.inf)
+        shape = (rows, few.shape[1])
         return np.resize(round_bfloat16(few) if self._narrow_logits else few, shape)
 
     def _tokens(self, count: int) -> I32:

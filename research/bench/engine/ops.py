@@ -53,8 +53,10 @@ from srm.engine.device.products import (
     Variants,
     folds_norms,
     head_with_slices,
+    moment_columns,
     multiply_into_stream,
     multiply_normed,
+    padding_of,
 )
 from srm.engine.steps.batch import F32
 from srm.engine.weights.float8 import from_e4m3
@@ -246,7 +248,7 @@ _TYPES = {
     "decay": "float 2 heads",
     "tap": "float kernel_size n_ctx",
     "beta": "float n_ctx",
-    "logits": "logit head vocab",
+    "logits": "logit head logits",
     "slices": "float head slices 2",
     "table_entries": "short table_entries",
     "spans": "int edited span_bounds",
@@ -292,21 +294,27 @@ class _Maker:
         logit = dtype if on.is_gpu() else FLOAT
         self._dtypes = {"stored": dtype, "logit": logit, "int": I32, "float": FLOAT}
         self._dtypes |= {"short": DType.uint16}
-        self._feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
+        self._padding = padding_of(model.vocab_size) if by == "own" else 0
+        narrow = {"is_narrow": dtype == DType.bfloat16, "narrow_logits": on.is_gpu()}
+        self._feeds = Feeds(model, **narrow, padding=self._padding)
         sizes = {"width": model.d_model, "vocab": model.vocab_size, "state": model.state_width}
         sizes |= {"heads": model.num_heads, "n_ctx": model.n_ctx, "kernel_size": KERNEL_SIZE}
-        self._sizes = {"slices": model.vocab_size // SLICE} | (sizes if bound else {})
+        sizes["logits"] = model.vocab_size + self._padding
+        self._sizes = {"slices": sizes["logits"] // SLICE} | (sizes if bound else {})
 
     def op(self, name: str) -> Op:
         row = _TABLE[name]
         if isinstance(row, _Dense):
             return self._product(name, row)
         inputs, call, feed = row
-        call = kernels.embed_stream if self.folds and name == "embed" else call
+        if self.folds and name == "embed":
+            call = kernels.embed_stream
         if call is kernels.sample and "rejection" in self._variants:
             call = partial(call, rejects=True)
             if name == "sample_top_p" and self._by == "own":
                 inputs, feed = f"{_SAMPLED} slices", partial(Feeds.sample_slices, top_p=0.9)
+        if "logits" in inputs.split():
+            call = partial(call, padding=self._padding)
         return Op(self._input_types(inputs, self._sizes), call, partial(feed, self._feeds))
 
     def _input_types(self, inputs: str, sizes: dict[str, int]) -> Inputs:
@@ -324,7 +332,11 @@ class _Maker:
         shape = linear_shape(inner, columns, self._on, self._dtypes["stored"])
         sizes = dict(zip(("panel", "pair"), shape[2:], strict=False)) | self._sizes
         if self._bound:
-            sizes |= {"inner": inner, "columns": columns, "inner_slices": inner // SLICE}
+            sizes |= {
+                "inner": inner,
+                "columns": columns,
+                "inner_slices": inner // moment_columns(inner),
+            }
         inputs = "factor column residual" if row.has_residual else "factor column"
         feed: Feed = partial(self._factors, inner, columns, row.has_residual)
         if name == "head" and self._by == "own":

@@ -46,6 +46,8 @@ those that its launch asks for."""
         ("product", [f"variants={ALL}"]),
         *((source, ["pdl"]) for source in ("batch", "row")),
         ("product", ["variants=pdl"]),
+        ("product", ["narrow"]),
+        pytest.param("product", ["narrow", f"variants={ALL}"], marks=pytest.mark.slow),
         pytest.param("product", ["wide"], marks=pytest.mark.slow),
     ],
 )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from srm.engine.device.linear import round_bfloat16
+from srm.engine.device.products import moment_columns
 from srm.engine.steps.batch import F32
 from srm.engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
 from tests.kernels import oracle
@@ -123,6 +124,7 @@ def test_decoding_takes_few_instructions_and_moves_what_it_must(
     ("op", "dtype", "width", "by"),
     [
         *(("embed_stream", "bfloat16", width, 8) for width in (256, 768, 1024, 2304)),
+        *(("embed_stream", "bfloat16", width, 4) for width in (128, 384, 1152)),
         *(
             ("embed", "bfloat16", 1024, 8),
             ("embed", "bfloat16", 8, 8),
@@ -140,12 +142,13 @@ def test_embedding(kernels: dict[str, Kernel], op: str, dtype: str, width: int, 
     read_slots = rng.permutation(slots)[:5].astype(np.int32)
     x = np.zeros((count, width), table.dtype)
     grid, block = row_grid(count, width // by)
-    moments = np.full((count, max(width // 256, 1), 2), np.nan, np.float32)
+    columns = moment_columns(width)
+    moments = np.full((count, max(width // columns, 1), 2), np.nan, np.float32)
     given = x, moments, last_token, token_ids, read_slots, table, count, width
     ran = kernels[f"{op} {dtype} {by}"].launch(grid, block, *given)
     np.testing.assert_array_equal(x, oracle.embed(last_token, token_ids, read_slots, table))
     if op == "embed_stream":
-        expected = oracle.moments(read(x).astype(np.float64))
+        expected = oracle.moments(read(x).astype(np.float64), columns)
         np.testing.assert_allclose(moments, expected, rtol=2e-6, atol=1e-7)
     if width == 1024:
         assert ran.instructions <= (6.5 if op == "embed" else 15) * count * width

@@ -55,9 +55,11 @@ def counted(
     rows: list[Settings],
     slices: F32 | None = None,
     of_a_block: int = 1,
+    padding: int = 0,
 ) -> tuple[I32, F32, Counts]:
-    """Sample, and count what that took. With slices a block has some rows."""
-    count, vocab = logits.shape
+    """Sample, and count what that took. With slices a block has some rows, and rows end in
+    padding."""
+    count, vocab = len(logits), logits.shape[1] - padding
     tokens, logprobs = np.full(count, -9, np.int32), np.full(count, 9, np.float32)
     ran = kernel.launch(
         *(-(-count // of_a_block), THREADS, np.ascontiguousarray(logits)),
@@ -148,6 +150,48 @@ def test_rows_are_drawn_from_slices(kernels: dict[str, Kernel], vocab: int) -> N
         one = slice(row, row + 1)
         again = draw_at(kernel, bits[one], rows[row], slices[one], row)
         assert again == (tokens[row], logprobs[row])
+
+
+EXTREME = [
+    Settings(),
+    Settings(100),  # the highest temperature that is accepted
+    Settings(float(np.finfo(np.float32).max)),
+    Settings(100, top_k=1_000_000),
+    Settings(100, top_k=1_020),
+    Settings(100, top_k=1_000_000, top_p=float(np.float32(0.999999))),
+    Settings(100, top_p=float(np.float32(0.999999))),
+    Settings(100, min_p=float(np.finfo(np.float32).tiny)),
+    GREEDY,
+]
+"""Settings that leave as many tokens as they may; 1,020 are more than some vocabularies have."""
+
+
+@pytest.mark.parametrize("op", ["sample", "reject"])
+@pytest.mark.parametrize("vocab", [1014, 1000, 1025, 50])
+def test_padding_is_never_drawn(kernels: dict[str, Kernel], vocab: int, op: str) -> None:
+    """Rows that are as good as flat have any token, the last one too; those not drawn from slices
+    have the bits of rows without padding."""
+    rng, padding = np.random.default_rng(vocab), -vocab % 256
+    count = 9 * len(EXTREME)
+    levels = rng.normal(0, 1, (count, vocab))
+    levels[::2], levels[1::4, -1] = -9, 40
+    bits, logits = rounded(levels)
+    padded = np.pad(bits, ((0, 0), (0, padding)), constant_values=0xFF80)
+    rows = [EXTREME[i % len(EXTREME)] for i in range(count)]
+    slices = slices_of(widened(padded), rows)
+    kernel = kernel_for(kernels, f"{op}_slices", vocab)
+    tokens, logprobs, _ = counted(kernel, padded, rows, slices, WARPS, padding)
+    assert ((tokens >= 0) & (tokens < vocab)).all()
+    uniforms: list[Any] = [oracle.uniform(100 + i, i) for i in range(count)]
+    if op == "reject":
+        uniforms = [oracle.uniforms(100 + i, i) for i in range(count)]
+    check_tokens(logits, rows, uniforms, tokens, logprobs, decided=0.7)
+    expected = counted(kernel_for(kernels, op, vocab), bits, rows)
+    slices[:, 0, 0] = np.nan  # as those of edited rows
+    for result, plain in zip(
+        counted(kernel, padded, rows, slices, WARPS, padding)[:2], expected[:2], strict=True
+    ):
+        np.testing.assert_array_equal(result, plain)
 
 
 def draw_at(

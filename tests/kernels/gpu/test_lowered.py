@@ -11,6 +11,7 @@ from tests.kit.ptx.lowered import LAYERS, Launch, Lowered, lower
 GRAPHS = (
     *("own:512", "own:1024", "plain:512", "plain:1024", "float8:512", "float8:1024"),
     *("mixed:512", "mixed:1024", "pdl:512"),
+    *("own:countdown", "own:demo"),
 )
 NORM, MIX, PLAIN = "reduce.layer_norm", "srm_mix", "srm_linear_plain"
 LAYER = {
@@ -83,6 +84,16 @@ def test_variant_pdl_starts_all_but_two_ops_early(graphs: dict[str, Lowered]) ->
     ordinary = [item.name for item in graphs["pdl:512"].execute.launches if not starts_early(item)]
     assert ordinary == ["srm_expand", "srm_constrain"]
     assert not any(starts_early(launch) for launch in graphs["own:512"].execute.launches)
+
+
+def test_a_vocabulary_is_padded_where_logits_are_read(graphs: dict[str, Lowered]) -> None:
+    """That of countdown has 1,014 tokens."""
+    for name, padding in ("own:countdown", "10"), ("own:demo", "0"), ("plain:512", "0"):
+        (*_, edit, constrain, sample, score) = graphs[name].execute.launches
+        read = {launch.settings["padding"] for launch in (edit, constrain, sample, score)}
+        assert read == {padding}
+        head = graphs[name].execute.launches[-5].settings
+        assert head.get("padding", "0") == padding
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -15,7 +15,7 @@ from tests.kernels.harness import widened
 from tests.kernels.test_mixer import N_CTX, UNITS, Rows, Unit, make_rows, make_state, make_unit
 from tests.kit.ptx.ptx import Kernel, compiled
 
-HEADS, UNIT, BLOCK = 4, 1, 256
+HEADS, UNIT, BLOCK = {384: 6}, 1, 256
 PLAIN, MIXED = "normed_proj_in", "mixed_proj_in"
 """The product without and with the mixer."""
 OUT, STATE = 0, 10
@@ -33,8 +33,12 @@ class Step(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """The last fields of `_Unit`."""
         width = self.state.shape[1] // UNITS
-        count = len(self.rows.positions)
-        return count, HEADS, width // HEADS, N_CTX, self.state.shape[1], UNIT * width
+        count, heads = len(self.rows.positions), heads_of(width)
+        return count, heads, width // heads, N_CTX, self.state.shape[1], UNIT * width
+
+
+def heads_of(width: int) -> int:
+    return HEADS.get(width, 4)
 
 
 def make_step(decode: int, width: int) -> Step:
@@ -46,7 +50,7 @@ def make_step(decode: int, width: int) -> Step:
     state = make_state(rng, rows)
     is_own = rows.read_slots == rows.write_slots
     state[rows.read_slots[is_own & (positions == 0)]] = np.nan
-    return Step(rows, make_unit(rng, HEADS), state)
+    return Step(rows, make_unit(rng, heads_of(width)), state)
 
 
 def multiply_and_mix(
@@ -62,9 +66,10 @@ def multiply_and_mix(
 def mix_after(mixer: Kernel, x: Array, step: Step) -> tuple[Array, F32]:
     """Run the mixer's own kernel on what a product gave; return its outputs and states."""
     state, (_, *places), y = step.state.copy(), step.rows, np.zeros_like(x)
-    lanes = x.shape[1] // HEADS // 8
-    by = BLOCK // (lanes * HEADS)
-    grid, block = (-(-len(x) // by), 1, 1), (lanes, HEADS, by)
+    heads = heads_of(x.shape[1])
+    lanes = x.shape[1] // heads // 8
+    by = BLOCK // (lanes * heads)
+    grid, block = (-(-len(x) // by), 1, 1), (lanes, heads, by)
     mixer.launch(grid, block, y, state, x, *places, *step.unit, x, *step.sizes())
     return y, state
 
@@ -76,6 +81,7 @@ def mix_after(mixer: Kernel, x: Array, step: Step) -> tuple[Array, F32]:
         ([], "", 129, 129, 512),
         ([], "", 257, 100, 512),
         ([], SMALL, 129, 80, 512),
+        (["narrow"], "", 129, 100, 384),
         *(
             pytest.param(["wide"], small, 257, 250, width, marks=pytest.mark.slow)
             for small in ("", SMALL)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from srm.engine.device.linear import round_bfloat16
+from srm.engine.device.products import moment_columns
 from srm.engine.steps.batch import I32
 from srm.engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
 from tests.kernels import oracle
@@ -30,8 +31,7 @@ SAMPLED = [Settings(), Settings(0.02), Settings(2.5, top_k=3), Settings(2.5), Se
 SAMPLING = records(SAMPLED, np.arange(len(SAMPLED)))
 SLOTS = np.repeat(np.array([3, 0, 2, 1, 4, 2], np.int32), [40, 40, 56, 62, 1, 1])
 """How the first rows are sampled; those beyond are not."""
-THREADS, SHARED_BYTES, PATCHES_BYTES = 384, 213_056, 16_384  # of _sm90_kernel.mojo
-SLICE, WARP_ROWS = 256, 16
+THREADS, WARP_ROWS = 384, 16  # of _sm90_kernel.mojo
 COLUMNS = 512
 NO_UNIT = (0,) * 19
 SMALL = "small_"
@@ -74,6 +74,21 @@ VARIANT_CASES = [
 """Alone, those of ALL are for `make test-all`: each set is compiled by itself."""
 MEANS = 0, 3, -30, 300
 """Of every fourth row that is normalised, in deviations; in bfloat16 300 is next to 302."""
+NARROW = {
+    **{
+        name: 0
+        for d in (128, 256, 384)
+        for name in (
+            *(f"normed_up {4 * d} {d}", f"measured_down {d} {4 * d}"),
+            *(f"normed_proj_in {d} {d}", f"measured_down {d} {d}"),
+        )
+    },
+    "slices 2048 256": 0,
+    "slices 1024 128": 10,
+    "slices 1024 384": 24,
+    "slices 1280 128": 255,
+}
+"""Products of small models, those bundled among them, and columns that the weight has not."""
 PLAIN = {"up", "proj_in", "head", "normed_proj_in"}
 """Parts of other kinds: held at fewer row counts."""
 
@@ -113,12 +128,13 @@ def run(
     begins: tuple[float, ...] = (),
     variants: str = "",
     unit: tuple[Array | int, ...] = NO_UNIT,
+    padding: int = 0,
 ) -> Run:
     """Run a kernel; a row of x, and of the residual, is the same whatever `rows` is. `begins` is
     what the first rows of x begin with, if anything is wanted; `unit` is a `Unit` of
-    _sm90_epilogue.mojo."""
+    _sm90_epilogue.mojo; `padding` of the columns are not in the weight."""
     kind, is_small = name.removeprefix(SMALL), name.startswith(SMALL)
-    shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
+    shapes = (rows, depth), (columns - padding, depth), (columns,), (rows, columns)
     drawn = [
         np.random.default_rng([i, depth]).standard_normal(shape, np.float32)
         for i, shape in enumerate(shapes)
@@ -132,6 +148,7 @@ def run(
     rounded, meaning = (round_e4m3, from_e4m3) if is_e4m3 else (round_bfloat16, widened)
     given: list[Array] = [rounded(token) for token in drawn[:2]]
     x, weight = (meaning(array).astype(np.float64) for array in given)
+    weight = np.pad(weight, ((0, padding), (0, 0)))
     given += [round_bfloat16(token) for token in drawn[2:]]
     bias, residual = (widened(array).astype(np.float64) for array in given[2:])
     out: Array = np.full((rows, columns), 0x7FC0, np.uint16)
@@ -140,16 +157,18 @@ def run(
     scales, divisors = np.exp(
         np.random.default_rng([9, depth]).standard_normal((2, columns), np.float32)
     )
-    slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
+    width = moment_columns(columns)
+    slices = np.full((rows, columns // width, 2), np.nan, np.float32)
     of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
     tile, cluster_rows = 64 if is_small else 128, 512 if "clusters" in variants else 256
-    tiles = tile, SLICE * tile // cluster_rows
+    tiles = tile, width * tile // cluster_rows
     factors = TensorMap(given[0], tiles[0]), TensorMap(given[1], tiles[1], is_weight=True)
     arguments: list[Argument | TensorMap] = [*factors, TensorMap(out, WARP_ROWS), out]
     arguments += [*given[2:], slices]
-    arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
+    moments = oracle.moments(x, moment_columns(depth)).astype(np.float32)
+    arguments += [of_columns, moments, divisors]
     arguments += [SAMPLING, SLOTS[:rows], min(rows, len(SLOTS)), unit, rows]
-    shared = SHARED_BYTES + PATCHES_BYTES * ("stores" in variants)
+    shared = shared_bytes(width, depth * given[0].itemsize, 1 + ("stores" in variants))
     cluster = Cluster(text, THREADS, shared, tuple(arguments), rows, "pdl" in variants)
     cluster.run()
 
@@ -157,6 +176,7 @@ def run(
     if is_normed:
         x = oracle.layer_norm(x)
     y = x @ weight.T * (scales if is_e4m3 else 1) + (bias if has_bias else 0)
+    y[:, columns - padding :] = -np.inf
     lost = np.zeros((rows, 1))
     if is_normed:  # of what sums lack
         lost = np.abs(np.resize(MEANS, rows))[:, None] * 1e-6
@@ -174,6 +194,13 @@ def run(
     return Run(out, slices, y, SLOTS[:rows], lost, cluster.moved())
 
 
+def shared_bytes(width: int, row_bytes: int, patches: int) -> int:
+    """What a block has, as _sm90_kernel.mojo says: stages, patches of eight warps, barriers."""
+    parts = row_bytes // 128
+    stages = next(count for count in (4, 3, 2) if parts % count == 0)
+    return stages * (128 + width) * 128 + 8 * 2048 * patches + 2 * 8 * stages
+
+
 def check(kind: str, ran: Run, variants: str = "") -> None:
     """Hold all that a kernel wrote to float64.
 
@@ -184,16 +211,19 @@ def check(kind: str, ran: Run, variants: str = "") -> None:
         np.testing.assert_allclose(from_e4m3(out), y, rtol=2**-4 + 1e-5, atol=2**-10 + 1e-5)
         assert (out != round_e4m3(y)).sum() <= 2 + out.size // 1000  # sums next to a tie
         return
+    if kind == "slices":
+        check_slices(slices, widened(out), slots, variants)
+    there = np.isfinite(y[0])
+    assert np.isneginf(widened(out)[:, ~there]).all()
+    out, y = out[:, there], y[:, there]
     assert (np.abs(widened(out) - y) <= 2**-8 * np.abs(y) + 3e-6 + lost).all()
     rounded_once = round_bfloat16(y.astype(np.float32))  # but for sums next to a tie
     few = lost.max(1) < 1e-5
     assert (out[few] != rounded_once[few]).sum() <= 2 + out[few].size // 1000
-    if kind == "slices":
-        check_slices(slices, widened(out), slots, variants)
     if kind in {"measured_down", "down_e4m3"}:
-        np.testing.assert_allclose(
-            slices, oracle.moments(widened(out).astype(np.float64)), rtol=2e-6, atol=1e-7
-        )
+        wide = widened(out).astype(np.float64)
+        moments = oracle.moments(wide, moment_columns(wide.shape[1]))
+        np.testing.assert_allclose(slices, moments, rtol=2e-6, atol=1e-7)
 
 
 def check_slices(array: Array, outputs: Array, slots: I32, variants: str) -> None:
@@ -262,6 +292,56 @@ def test_a_row_does_not_depend_on_others(
     few, most = ran(kind, rows), ran(kind, 129)
     np.testing.assert_array_equal(few.out, most.out[:rows])
     np.testing.assert_array_equal(few.slices, most.slices[:rows])
+
+
+def run_narrow(name: str, rows: int, small: str = "", variants: str = "") -> Run:
+    """Run one of NARROW."""
+    defines = ["narrow", *([f"variants={variants}"] if variants else [])]
+    kind, *sizes = f"{small}{name}".split()
+    columns, depth = map(int, sizes)
+    text, padding = compile_kernels(*defines)[f"{small}{name}"], NARROW[name]
+    return run(text, kind, rows, depth, columns, variants=variants, padding=padding)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_products_of_small_models_are_right(name: str) -> None:
+    kind, most = name.split(maxsplit=1)[0], run_narrow(name, 129)
+    check(kind, most)
+    fewer = run_narrow(name, 1)
+    check(kind, fewer)
+    np.testing.assert_array_equal(fewer.out, most.out[:1])
+    np.testing.assert_array_equal(fewer.slices, most.slices[:1])
+    if f"{SMALL}{name}" in compile_kernels("narrow"):
+        small = run_narrow(name, 129, SMALL)
+        np.testing.assert_array_equal(small.out, most.out)
+        np.testing.assert_array_equal(small.slices, most.slices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NARROW)
+def test_variants_of_small_models_are_right(name: str) -> None:
+    kind = name.split(maxsplit=1)[0]
+    for small in "", SMALL:
+        if f"{small}{name}" in compile_kernels("narrow"):
+            check(kind, run_narrow(name, 129, small, ALL), ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "instead"),
+    [
+        ("slices 1024 128", "0fFF800000", "0f00000000"),
+        ("slices 1024 128", r"(setp\.ne\.b64\s+\S+ \S+) 768;", r"\1 512;"),
+        ("measured_down 384 384", r"(add\S+\s+(%rd\d+),[^;]*;\s*shl\S+\s+\S+ \2), 7;", r"\1, 8;"),
+    ],
+    ids=["not -inf", "in another tile", "beyond the tile"],
+)
+def test_mistakes_in_small_models_are_found(name: str, part: str, instead: str) -> None:
+    """Of columns that the weight has not, and of a tile of 128 columns."""
+    kind, columns, depth = name.split()
+    text, changes = re.subn(part, instead, compile_kernels("narrow")[name])
+    assert changes
+    with pytest.raises((AssertionError, PTXError)):
+        check(kind, run(text, kind, 129, int(depth), int(columns), padding=NARROW[name]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -360,7 +440,9 @@ def test_every_product_of_the_benchmarks_is_right() -> None:
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs CUDA's assembler, ptxas")
-@pytest.mark.parametrize("defines", [[], pytest.param(["wide"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "defines", [[], ["narrow"], pytest.param(["wide"], marks=pytest.mark.slow)]
+)
 def test_nothing_spills(defines: list[str], tmp_path: Path) -> None:
     """168 registers a thread, 384 of which fill a processor; `setmaxnreg` shares them out anew."""
     version = subprocess.run(["ptxas", "--version"], check=True, capture_output=True, text=True)

@@ -182,13 +182,14 @@ def main():
             ]()
             print("=== taps", dtype, width)
             print(tapper.asm)
-    var streamer = compile_info[
-        embed_thread[dtype=DType.bfloat16, 8, True, PDL],
-        emission_kind=KIND,
-        target=TARGET,
-    ]()
-    print("=== embed_stream bfloat16 8")
-    print(streamer.asm)
+    comptime for width in [8, 4]:
+        var streamer = compile_info[
+            embed_thread[dtype=DType.bfloat16, width, True, PDL],
+            emission_kind=KIND,
+            target=TARGET,
+        ]()
+        print("=== embed_stream bfloat16", width)
+        print(streamer.asm)
     comptime for values in [4, 1]:
         comptime for gathers in [True, False]:
             var copier = compile_info[

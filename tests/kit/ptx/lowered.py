@@ -4,7 +4,7 @@ MAX is stopped once it has written the Mojo of the graphs, which takes seconds. 
 from the sequence of calls beside it, is what a step launches, in order, and what else is done in a
 step and when weights are bound. `python -m tests.kit.ptx.lowered KIND:WIDTH …` prints it as JSON,
 in a process of its own, since a virtual GPU cannot be taken back. KIND is a product in bfloat16,
-"float8", or a variant of "own".
+"float8", or a variant of "own"; WIDTH may also be the name of a bundled model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from max.engine import CompilationStopped, InferenceSession
 from max.graph import Module
 
 from srm import engine
+from srm.engine.config import ModelConfig, read_model_config
 from srm.engine.device.model import build_step_graph
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
 from srm.engine.device.products import FLOAT8, OPS, VARIANTS, Product
 from tests.kit.kept import keep_compiled
+from tests.kit.serving import ROOT
 
 LAYERS = 2
 """Enough to tell what is done once a layer from what is done once a step."""
@@ -116,12 +118,20 @@ def _launch(kernel: str) -> Launch:
     return Launch(trace[1], trace[2].removeprefix("custom__"), dict(given))
 
 
+def shape_of(name: str) -> ModelConfig:
+    """Of a width, or of a bundled model, with LAYERS layers."""
+    if name.isdecimal():
+        return PrecompileConfig(d_model=int(name), num_layers=LAYERS).shape()
+    bundled, _ = read_model_config(ROOT / "models" / name)
+    return msgspec.structs.replace(bundled, num_layers=LAYERS)
+
+
 def main(argv: list[str]) -> int:
     device, module = open_target(PrecompileConfig()), Module()
     declared = {}
     for name in argv:
         kind, width = name.split(":")
-        shape = PrecompileConfig(d_model=int(width), num_layers=LAYERS).shape()
+        shape = shape_of(width)
         scope = f"{kind}_{width}."
         dtype = FLOAT8 if kind == "float8" else DType.bfloat16
         product = cast(Product, kind if kind in OPS else "own")

@@ -1,6 +1,8 @@
 """Prints the PTX of the products of `sm90.mojo`, each (N, K, epilogue) under its name.
 
-With `-D wide` those of both benchmark widths, else small ones of every epilogue. With
+With `-D wide` those of both benchmark widths, with `-D narrow` those of small models, whose tiles
+may have 128 columns and whose heads may have columns that w has not, else small ones of every
+epilogue. With
 `-D variants=NAMES` they are those of the variants, and small ones only of epilogues that have any.
 Those whose tiles have LEAST_ROWS are named "small_" and so on.
 """
@@ -23,6 +25,9 @@ comptime NORMED_UP = Parts(norm=True, silu=True, variants=VARIANTS)
 comptime NORMED_PROJ_IN = Parts(norm=True, variants=VARIANTS)
 comptime MIXED_PROJ_IN = Parts(
     norm=True, heads=4, variants="pdl" if "pdl" in VARIANTS else ""
+)
+comptime PADDED[padding: Int] = Parts(
+    slices=True, variants=VARIANTS, padding=padding
 )
 comptime MEASURED_DOWN = Parts(
     bias=True, residual=True, moments=True, variants=VARIANTS
@@ -61,6 +66,17 @@ def main():
             show[8192, d, SLICES]("slices")
             show[4 * d, d, UP_E4M3]("up_e4m3")
             show_both[d, 4 * d, DOWN_E4M3]("down_e4m3")
+    elif is_defined["narrow"]():
+        comptime for d in [128, 256, 384]:
+            show[4 * d, d, NORMED_UP]("normed_up")
+            show_both[d, 4 * d, MEASURED_DOWN]("measured_down")
+            show_both[d, d, MEASURED_DOWN]("measured_down")
+            show_both[d, d, NORMED_PROJ_IN]("normed_proj_in")
+        show[384, 384, Parts(norm=True, heads=6)]("mixed_proj_in")
+        show[2048, 256, SLICES]("slices")
+        show_both[1024, 128, PADDED[10]]("slices")
+        show[1024, 384, PADDED[24]]("slices")
+        show[1280, 128, PADDED[255]]("slices")
     else:
         comptime for K in [256, 512]:
             comptime if not is_defined["variants"]():

@@ -10,7 +10,7 @@ from srm.logits._gpu_block import BLOCK
 from srm.logits._gpu_row import LONG, SHORT, GPURow
 from srm.logits._logit_row import LogitRow
 from srm.logits._sampling import FIELDS, Sampling
-from srm.logits._slices import draw, sample_rows
+from srm.logits._slices import SLICE, draw, sample_rows
 from srm.logits.constraints import (
     MAX_CLASSES,
     TABLE,
@@ -20,6 +20,7 @@ from srm.logits.constraints import (
 from srm.logits.sampler import _sample_row
 from srm.logits.score import _score_row
 from std.compile import compile_info
+from std.math import ceildiv
 from std.memory import AddressSpace, unsafe_stack_allocation
 from std.sys import is_defined
 from std.utils.static_tuple import StaticTuple
@@ -47,6 +48,10 @@ def sample[
     tokens: Out[DType.int32],
     logprobs: Out[DType.float32],
 ):
+    var width = Int(vocab)
+    comptime if has_slices:
+        width = ceildiv(width, SLICE) * SLICE
+
     @always_inline
     def asked(i: Int) {imm} -> Sampling:
         return Sampling(
@@ -60,7 +65,7 @@ def sample[
     @always_inline
     def sample_row(i: Int) {imm}:
         var row = GPURow[share=share](
-            logits.unsafe_offset(i * Int(vocab)), Int(vocab)
+            logits.unsafe_offset(i * width), Int(vocab)
         )
         var how = asked(i)
 
@@ -89,9 +94,9 @@ def sample[
             logprobs[unsafe_offset=i] = logprob
 
         return draw[rejects](
-            logits.unsafe_offset(i * Int(vocab)),
-            slices.unsafe_offset(i * (Int(vocab) // 256) * 2),
-            Int(vocab),
+            logits.unsafe_offset(i * width),
+            slices.unsafe_offset(i * (width // SLICE) * 2),
+            width,
             asked(i),
             i,
             write,

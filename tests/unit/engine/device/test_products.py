@@ -10,7 +10,7 @@ import pytest
 from max.driver import CPU, Device
 from max.dtype import DType
 
-from srm.engine.config import ModelConfig
+from srm.engine.config import ModelConfig, read_model_config
 from srm.engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
 from srm.engine.device.model import MATRICES, build_step_graph, graph_shape
 from srm.engine.device.products import (
@@ -26,6 +26,7 @@ from srm.engine.weights.weights import fold, named_tensors
 from srm.errors import ConfigError
 from tests.kernels import oracle
 from tests.kit.engines.numpy_runner import TINY, tiny_weights
+from tests.kit.serving import ROOT
 
 WIDE = ModelConfig(d_model=512, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1024)
 BF16 = DType.bfloat16
@@ -54,10 +55,10 @@ def test_ours_is_taken_where_it_can_be() -> None:
         {"gpu": Gpu("sm_80")},
         {"gpu": Gpu("sm_100a")},
         {"dtype": DType.float32},
-        {"d_model": 384},
-        {"vocab_size": 1000},
+        {"d_model": 192},
     ):
         assert choose("auto", **other) == "plain", other
+    assert choose("auto", d_model=384) == choose("auto", vocab_size=1000) == "own"
     assert choose("plain") == choose("plain", Gpu("sm_80")) == "plain"
 
 
@@ -66,13 +67,18 @@ def test_ours_is_taken_where_it_can_be() -> None:
     [
         ({"gpu": Gpu("sm_80")}, r"sm_90\), the GPU is sm_80"),
         ({"dtype": DType.float32}, "dtype is float32"),
-        ({"vocab_size": 1000}, "a matrix of 512 x 1000"),
+        ({"d_model": 192}, "multiples of 128 as d_model, the model has 192"),
     ],
 )
 def test_one_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=f"product = own: .*{why}"):
         choose("own", **changes)
-    assert choose("own", vocab_size=1280) == "own"
+
+
+@pytest.mark.parametrize("name", ["countdown", "demo"])
+def test_bundled_models_use_tensor_cores(name: str) -> None:
+    model, _ = read_model_config(ROOT / "models" / name)
+    assert choose_product("auto", model, BF16, cast(Device, H100)) == "own"
 
 
 def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
@@ -80,7 +86,7 @@ def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
     for wanted, gpu, changes, why in (
         ("auto", Gpu("sm_80"), {}, r"dtype = float8: it is for .*, the GPU is sm_80; use dtype = "),
         ("own", Gpu("sm_100a"), {}, "dtype = float8: it is for an H100 or H200"),
-        ("auto", H100, {"d_model": 768}, "dtype = float8: it wants multiples of 512 inputs"),
+        ("auto", H100, {"d_model": 768}, "dtype = float8: it wants multiples of 512 as d_model"),
         ("plain", H100, {}, "product = plain: dtype = float8 has product = own or auto alone"),
         ("auto", CPU(), {}, "dtype = float8: an H100 .* use float32 or bfloat16 on a CPU"),
     ):
