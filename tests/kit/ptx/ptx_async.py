@@ -26,6 +26,7 @@ from tests.kit.ptx.ptx_steps import (
     U32,
     Argument,
     Array,
+    Kind,
     Read,
     Step,
     Steps,
@@ -43,7 +44,7 @@ M = 64  # rows of a product
 WIDTHS = 128, 256
 MULTIPLY = "wgmma.mma_async.sync.aligned.m64n"
 TEAM = 4  # warps that begin a product together
-F32, U64 = KINDS["f32"], KINDS["u64"]
+F32, S32, U64 = KINDS["f32"], KINDS["s32"], KINDS["u64"]
 _SUM, _LANE = np.ogrid[: max(WIDTHS) // 2, :WARP]
 ROW_OF_SUM = _LANE // 4 + _SUM % 4 // 2 * 8
 COLUMN_OF_SUM = _SUM // 4 * 8 + _LANE % 4 * 2 + _SUM % 2
@@ -101,12 +102,13 @@ class Copy(NamedTuple):
 
 class Product(NamedTuple):
     """A product that a warp has begun: the registers of its sums, where its 16 rows and the columns
-    begin, and what bits of these mean."""
+    begin, what bits of these mean, and the dtype of sums."""
 
     sums: Array
     x: int
     w: int
     meaning: Callable[[Array], Array]
+    kind: Kind
 
 
 class Store(NamedTuple):
@@ -260,9 +262,9 @@ class AsyncSteps(Steps):
             "cp.async.bulk.commit_group": self._compile_commit_stores,
             "cp.async.bulk.wait_group.read": self._compile_wait_for_stores,
             **{
-                f"{MULTIPLY}{width}{kind}": partial(self._compile_product, width, meaning)
+                f"{MULTIPLY}{width}{name}": partial(self._compile_product, width, *factors)
                 for width in WIDTHS
-                for kind, meaning in FACTORS.items()
+                for name, factors in FACTORS.items()
             },
             "wgmma.commit_group": self._compile_commit,
             "wgmma.wait_group": self._compile_wait,
@@ -423,12 +425,13 @@ class AsyncSteps(Steps):
         self.coming.append((start, end))
 
     def _compile_product(
-        self, width: int, meaning: Callable[[Array], Array], operands: list[str]
+        self, width: int, meaning: Callable[[Array], Array], kind: Kind, operands: list[str]
     ) -> Step:
         x, w = (self._operand(text, U64) for text in operands[1:3])
         sums = np.array([self._row(piece)[1] for piece in names(operands[0])])
         assert len(sums) == width // 2
-        if operands[4:] not in (["1", "1"], ["1", "1", "0", "0"]):
+        signs = [] if kind == S32 else ["1", "1"]
+        if operands[4:] not in (signs, [*signs, "0", "0"]):
             raise PTXError("only products of two K-major factors are known")
 
         def step(chosen: Threads) -> None:
@@ -438,7 +441,7 @@ class AsyncSteps(Steps):
                 first = place & ~1023
                 if any(s < first + rows * ROW_BYTES and first < e for s, e in self.coming):
                     raise PTXError("a product reads a stage that is still to come")
-            self._begun[chosen.start // WARP].append(Product(sums, x_at, w_at, meaning))
+            self._begun[chosen.start // WARP].append(Product(sums, x_at, w_at, meaning, kind))
 
         return step
 
@@ -474,8 +477,10 @@ class AsyncSteps(Steps):
         x = product.meaning(self._factor(product.x, warp % TEAM * 16, 16))
         count = len(product.sums)
         y = x @ product.meaning(self._factor(product.w, 0, 2 * count)).T
-        registers = self._registers["r"].view(F32)[:, warp * WARP : warp * WARP + WARP]
-        registers[product.sums] += y[ROW_OF_SUM[:count], COLUMN_OF_SUM[:count]]
+        lanes = slice(warp * WARP, warp * WARP + WARP)
+        registers = self._registers["r"].view(product.kind)[:, lanes]
+        values = y[ROW_OF_SUM[:count], COLUMN_OF_SUM[:count]]
+        registers[product.sums] += values.astype(product.kind)
 
     def _factor(self, start: int, first: int, rows: int) -> Array:
         """Bits of rows of a tile, DEPTH_BYTES deep."""
@@ -490,8 +495,17 @@ def from_bfloat16(bytes_: Array) -> Array:
     return widened(bytes_.view(np.uint16))
 
 
-FACTORS = {"k16.f32.bf16.bf16": from_bfloat16, "k32.f32.e4m3.e4m3": from_e4m3}
-"""What bits of a product's factors mean, by the end of its opcode."""
+def from_int8(bytes_: Array) -> Array:
+    """The same in int8, in float64, which holds their sums."""
+    return bytes_.view(np.int8).astype(np.float64)
+
+
+FACTORS = {
+    "k16.f32.bf16.bf16": (from_bfloat16, F32),
+    "k32.f32.e4m3.e4m3": (from_e4m3, F32),
+    "k32.s32.s8.s8": (from_int8, S32),
+}
+"""What bits of a product's factors mean and what its sums are, by the end of its opcode."""
 
 
 def _one(values: Any) -> int:

@@ -87,6 +87,15 @@ def pair_e4m3(high: Any, low: Any) -> Any:
     return round_e4m3(high).astype(np.uint16) << 8 | round_e4m3(low)
 
 
+def permuted(a: Any, b: Any, choice: Any) -> Any:
+    """Four bytes of two registers, each chosen by four bits; no sign is copied."""
+    both = np.asarray(b, np.uint64) << np.uint64(32) | np.asarray(a, np.uint64)
+    if (np.asarray(choice) & 0x8888).any():
+        raise PTXError("a permutation that copies signs is not known")
+    bytes_ = (both >> ((choice >> 4 * i & 7) * np.uint64(8)) & np.uint64(255) for i in range(4))
+    return sum(byte << np.uint64(8 * i) for i, byte in enumerate(bytes_)).astype(np.uint32)
+
+
 def rounded_down(name: str, *given: Any) -> Any:
     """The sum, or that of a product, of float32, rounded towards minus infinity."""
     *factors, c = np.broadcast_arrays(*(np.asarray(item, np.float64) for item in given))
@@ -125,6 +134,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shl": shift_left, "shr": shift_right, "neg": np.negative, "abs": np.abs,
     "mov": same, "cvta": same, "cvt": same,
     "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": inexact_tanh,
+    "prmt": permuted,
     "rcp": lambda a: 1 / a, "rsqrt": lambda a: 1 / np.sqrt(a),
     "selp": lambda a, b, condition: np.where(condition, a, b),
     "mad": lambda a, b, c: a * b + c,
@@ -263,7 +273,11 @@ class Steps:
             bits = np.array(int(match[2], 16), f"u{width}")
             constant: Any = (bits.view(f"f{width}") if kind.kind == "f" else bits)[()]
         else:
-            number = self.program.shared[text] if text in self.program.shared else int(text, 0)
+            number = (
+                self.program.shared[text]
+                if text in self.program.shared
+                else int(text.rstrip("U"), 0)
+            )
             constant = np.asarray(number).astype(kind)[()]
         return lambda chosen: constant
 
