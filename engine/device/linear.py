@@ -156,9 +156,14 @@ def layer_norm(x: TensorValue, weight: TensorValue, bias: TensorValue) -> Tensor
     return ops.custom("srm_layer_norm", x.device, [x, weight, bias], [x.type])[0].tensor
 
 
-def layer_norm_float8(x: TensorValue, pdl: bool = False) -> TensorValue:
-    """(x - mean) / sqrt(variance + 1e-5) * norm_scale(d) in FLOAT8, of bfloat16[T, d] on a GPU."""
-    width = int(x.shape[1])
-    types = [TensorType(FLOAT8, x.shape, x.device)]
-    parameters = {"d": width, "scale": norm_scale(width), "pdl": pdl}
-    return ops.custom("srm_norm_e4m3", x.device, [x], types, parameters)[0].tensor
+def layer_norm_8bit(
+    x: TensorValue, dtype: DType, pdl: bool = False
+) -> tuple[TensorValue, TensorValue]:
+    """(x - mean) / sqrt(variance + 1e-5) * norm_scale(d) in FLOAT8, of bfloat16[T, d] on a GPU. In
+    int8 the values are Hadamard transforms, and have scales f32[T]; in FLOAT8 f32[0]."""
+    rows, width = x.shape
+    of_scales = TensorType(DType.float32, [rows if dtype == DType.int8 else 0], x.device)
+    types = [TensorType(dtype, x.shape, x.device), of_scales]
+    parameters = {"d": int(width), "scale": norm_scale(int(width)), "pdl": pdl}
+    normed, scales = ops.custom("srm_norm_8bit", x.device, [x], types, parameters)
+    return normed.tensor, scales.tensor

@@ -45,7 +45,7 @@ from srm.engine.device.kernels import (
 from srm.engine.device.linear import (
     kernel_libraries,
     layer_norm,
-    layer_norm_float8,
+    layer_norm_8bit,
     linear,
     linear_shape,
 )
@@ -55,11 +55,12 @@ from srm.engine.device.products import (
     Product,
     ResidualStream,
     Variants,
+    dtype_of_mixers,
     folds_norms,
     head_with_slices,
+    multiply_8bit,
+    multiply_8bit_into_stream,
     multiply_and_mix,
-    multiply_float8,
-    multiply_float8_into_stream,
     multiply_into_stream,
     multiply_normed,
     padding_of,
@@ -354,7 +355,8 @@ class _Weights:
 
     def float8(self, name: str, columns: int, depth: int) -> tuple[TensorValue, TensorValue]:
         """The weights [columns, depth] of a product in FLOAT8, and its scales and biases."""
-        weight = self._declare(f"{name}_weight", FLOAT8, columns, depth)
+        dtype = dtype_of_mixers(self.variants)
+        weight = self._declare(f"{name}_weight", dtype, columns, depth)
         return weight, self.scalars(f"{name}_columns", columns, 2)
 
     def _declare(self, name: str, dtype: DType, *shape: int) -> TensorValue:
@@ -366,8 +368,9 @@ def _mix_channels(layer: _Weights, stream: ResidualStream) -> ResidualStream:
         width, x = layer.config.d_model, stream.values
         up, down = layer.float8("up", 4 * width, width), layer.float8("down", width, 4 * width)
         divisors = layer.scalars("up_divisors", 4 * width)
-        inner = multiply_float8(layer_norm_float8(x, layer.pdl), *up, divisors, layer.variants)
-        return multiply_float8_into_stream(inner, *down, x, layer.variants)
+        normed, scales = layer_norm_8bit(x, dtype_of_mixers(layer.variants), layer.pdl)
+        inner = multiply_8bit(normed, *up, divisors, scales, layer.variants)
+        return multiply_8bit_into_stream(inner, *down, x, layer.variants)
     inner = layer.project_normed("up", stream, 4 * layer.config.d_model, silu=True)
     return layer.project_into("down", inner, stream)
 

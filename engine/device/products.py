@@ -21,13 +21,13 @@ from srm.errors import ConfigError
 
 Product = Literal["own", "plain"]
 Variants = frozenset[str]
-VariantName = Literal["tanh", "ahead", "stores", "clusters", "mixed", "rejection", "pdl"]
+VariantName = Literal["tanh", "ahead", "stores", "clusters", "mixed", "rejection", "pdl", "int8"]
 VARIANTS = get_args(VariantName)
 """Names of kernels that a graph has instead of today's. None is a default before a GPU's record
 shows that it is right and at least as fast.
 
 "mixed" mixes rows that decode inside the product before it; with "pdl" a step's kernels start while
-the one before them ends."""
+the one before them ends. "int8" is of models in FLOAT8, and in its place."""
 CHUNK = 64
 """Channels of which a head must have a multiple for "mixed": CHUNK of _sm90_epilogue.mojo."""
 MIXERS = {"mixed", "parallel", "column_heads"}
@@ -98,8 +98,9 @@ def choose_variants(
     names: Iterable[str], product: Product | None, model: ModelConfig, dtype: DType
 ) -> Variants:
     """Return the variants of a graph. Raises ConfigError for an unknown name, for any name but
-    "rejection" where norms are not folded, as other products have no variants, and for "mixed"
-    where the model has no mixer that can be part of a product."""
+    "rejection" where norms are not folded, as other products have no variants, for "int8" where
+    dtype is not FLOAT8, and for "mixed" where the model has no mixer that can be part of a product.
+    """
     variants = frozenset(names)
     if unknown := sorted(variants.difference(VARIANTS)):
         known = ", ".join(VARIANTS) or "none"
@@ -109,6 +110,8 @@ def choose_variants(
         raise ConfigError(
             f"variants = {', '.join(of_products)}: they need product = own and projections"
         )
+    if "int8" in variants and dtype != FLOAT8:
+        raise ConfigError(f"variants = int8: it is of dtype = float8, this is {dtype.name}")
     if "mixed" in variants and (model.mixer not in MIXERS or model.head_dim % CHUNK):
         raise ConfigError(
             f"variants = mixed: it is of the mixers {', '.join(sorted(MIXERS))}, with heads of a "
@@ -205,21 +208,28 @@ def multiply_into_stream(
     return ResidualStream(*(operand.tensor for operand in product))
 
 
-def multiply_float8(
+def dtype_of_mixers(variants: Variants) -> DType:
+    """The dtype of a channel mixer's factors, of a model in FLOAT8."""
+    return DType.int8 if "int8" in variants else FLOAT8
+
+
+def multiply_8bit(
     x: TensorValue,
     weight: TensorValue,
     columns: TensorValue,
     divisors: TensorValue,
+    scales: TensorValue,
     variants: Variants = NO_VARIANTS,
 ) -> TensorValue:
     """SiLU(columns[:, 1] + columns[:, 0] * x @ weight^T) / divisors, in FLOAT8 as its factors are,
-    with its columns in an order of their own."""
-    types = [TensorType(FLOAT8, [x.shape[0], weight.shape[0]], x.device)]
-    inputs, how = [x, weight, columns, divisors], _parameters(weight, variants)
-    return ops.custom("srm_up_e4m3", x.device, inputs, types, how)[0].tensor
+    with its columns in an order of their own. In int8 it is what `srm_up_8bit` says, and x has
+    `scales`; both are of `layer_norm_8bit`."""
+    types = [TensorType(x.dtype, [x.shape[0], weight.shape[0]], x.device)]
+    inputs, how = [x, weight, columns, divisors, scales], _parameters(weight, variants)
+    return ops.custom("srm_up_8bit", x.device, inputs, types, how)[0].tensor
 
 
-def multiply_float8_into_stream(
+def multiply_8bit_into_stream(
     x: TensorValue,
     weight: TensorValue,
     columns: TensorValue,
@@ -227,10 +237,10 @@ def multiply_float8_into_stream(
     variants: Variants = NO_VARIANTS,
 ) -> ResidualStream:
     """columns[:, 1] + columns[:, 0] * x @ weight^T + residual, with its moments. x and weight are
-    FLOAT8, their columns in that order."""
+    FLOAT8 or int8, their columns in that order."""
     inputs, types = [x, weight, columns, residual], stream_types(residual.type)
     how = _parameters(weight, variants)
-    product = ops.custom("srm_down_e4m3", x.device, inputs, types, how)
+    product = ops.custom("srm_down_8bit", x.device, inputs, types, how)
     return ResidualStream(*(operand.tensor for operand in product))
 
 

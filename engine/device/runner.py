@@ -34,7 +34,9 @@ from srm.engine.device.model import MATRICES, NORMED, SCALARS
 from srm.engine.device.processor import compile_for_level, warn_of_emulation
 from srm.engine.device.products import (
     FLOAT8,
+    NO_VARIANTS,
     Product,
+    Variants,
     choose_product,
     choose_variants,
     folds_norms,
@@ -108,6 +110,7 @@ class ModelRunner:
         product = choose_product(config.product, weights.config, self.dtype, self.device)
         self._product = product
         chosen = choose_variants(variants, product, weights.config, self.dtype)
+        self._variants = chosen
         how = (config.device, config.compute_dtype, product, *sorted(chosen))
         self.arithmetic = " ".join(filter(None, how))
         self._session = InferenceSession(devices=[self.device])
@@ -162,7 +165,8 @@ class ModelRunner:
         step runs beside.
         """
         started = time.monotonic()
-        registry = host_weights(weights, self.dtype, self.device, self._product)
+        how = self.dtype, self.device, self._product, self._variants
+        registry = host_weights(weights, *how)
         bound = self._init(registry) if self.device.is_host else registry
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
         return bound
@@ -228,12 +232,17 @@ def open_device(kind: str, *numbers: int) -> Device:
 
 
 def host_weights(
-    weights: Weights, dtype: DType, device: Device, product: Product | None = None
+    weights: Weights,
+    dtype: DType,
+    device: Device,
+    product: Product | None = None,
+    variants: Variants = NO_VARIANTS,
 ) -> dict[str, Buffer]:
-    """Return every weight by name, in the layout and dtype that the graph for this device and
-    product declares; on the host, from where MAX copies them when it initialises a graph."""
+    """Return every weight by name, in the layout and dtype that the graph for this device, product
+    and variants declares; on the host, from where MAX copies them when it initialises a graph."""
     in_float8 = dtype == FLOAT8
-    named = dict(float8_tensors(weights) if in_float8 else named_tensors(weights))
+    in_int8 = "int8" in variants
+    named = dict(float8_tensors(weights, in_int8) if in_float8 else named_tensors(weights))
     if folds_norms(product, weights.config, dtype):
         norms = [(name, norm) for name, norm in NORMED.items() if not in_float8 or name != "up"]
         for layer, (name, norm) in itertools.product(range(len(weights.layers)), norms):
@@ -247,7 +256,7 @@ def host_weights(
 
 def _host_weight(name: str, value: Array, dtype: DType, device: Device, pages: HugePages) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
-    if kind in SCALARS or kind.endswith(("_columns", "_divisors")):
+    if kind in SCALARS or kind.endswith(("_columns", "_divisors")) or value.dtype == np.int8:
         return _buffer(value)
     if value.dtype == np.uint8:  # laid out already
         return _buffer(value).view(FLOAT8, value.shape)

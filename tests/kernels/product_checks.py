@@ -11,11 +11,16 @@ import numpy.typing as npt
 from research.bench.engine.feeds import Array
 from research.bench.engine.ops import widened
 from srm.engine.weights.float8 import (
+    LARGEST_INT8,
+    TURNED,
     float8_channel_mixer,
     from_e4m3,
     in_inner_order,
+    int8_channel_mixer,
     norm_scale,
     round_e4m3,
+    round_int8,
+    turned,
 )
 from srm.engine.weights.weights import LayerWeights
 from tests.kernels import oracle
@@ -97,6 +102,8 @@ def check_float8(
     """The ops of `research.bench.engine.float8`: a norm has no weight, "up" writes INNER of each
     64."""
     rows = looked_at(len(before[0]))
+    if np.int8 in {before[0].dtype.type, outputs[0].dtype.type}:
+        return _check_int8(name, weight, before, outputs, rows)
     if weight is None:
         x = _wide(before[0][rows])
         y = norm_scale(x.shape[1]) * oracle.layer_norm(x)
@@ -114,10 +121,68 @@ def check_float8(
     return from_e4m3(outputs[0][rows]).astype(np.float64), y, 1e-4 + _rounding_e4m3(y) + lost
 
 
+def _check_int8(
+    name: str,
+    weight: Array | None,
+    before: list[Array],
+    outputs: list[Array],
+    rows: npt.NDArray[np.int64],
+) -> Compared:
+    """The same ops of int8, whose sums are exact."""
+    y: F64
+    if weight is None:
+        y = turned(oracle.layer_norm(_wide(before[0][rows])))
+        scales, largest = outputs[1][rows].astype(np.float64), np.abs(y).max(axis=1) / LARGEST_INT8
+        held = outputs[0][rows] * scales[:, None]
+        allowed = np.broadcast_to(0.501 * largest[:, None], y.shape)
+        pairs = (held, scales), (y, largest), (allowed, 1e-4 * largest)
+        result, expected, most = (np.concatenate([a.ravel(), b]) for a, b in pairs)
+        return result, expected, most
+    scales, bias = before[1].T.astype(np.float64)
+    y = before[0][rows].astype(np.float64) @ weight.astype(np.float64) * scales
+    if name == "down":
+        y += bias + _wide(before[2][rows])
+        values = _wide(outputs[0][rows]), y, 1.2 * _rounding(outputs[0], y)
+        return _with_moments(values, outputs, rows)
+    y = 2 * (y * before[3][rows, None] + bias)
+    return outputs[0][rows].astype(np.float64), *int8_inner(y, before[2])
+
+
+def int8_inner(y: F64, divisors: Array) -> tuple[F64, F64]:
+    """Return the int8 that inner channels become, not rounded, and how far what is written may be
+    off: by rounding, by a tangent that is right to 2^-11, and by float32."""
+    by = in_inner_order(divisors.astype(np.float64))
+    inner, lost = (in_inner_order(values) for values in (silu(y), y / 2 * np.tanh(y / 2) * 2**-11))
+    lost = lost + 1e-6 * np.abs(inner)
+    of_all = (
+        lost.reshape(*y.shape[:-1], y.shape[-1] // TURNED, TURNED).sum(-1).repeat(TURNED, axis=-1)
+    )
+    codes: F64 = (turned(inner) * by).clip(-LARGEST_INT8, LARGEST_INT8)
+    return codes, 0.501 + by * of_all
+
+
 def _rounding_e4m3(values: F64) -> F64:
     """Return what rounding to e4m3 may change: half of its steps."""
     steps: F64 = 2.0**-4 * np.abs(values) + 2.0**-10
     return steps
+
+
+def int8_mixer(layer: LayerWeights) -> Callable[[F64], F64]:
+    """Return what a layer's channel mixer in int8 adds to a token."""
+    tensors = {name: value.astype(np.float64) for name, value in int8_channel_mixer(layer).items()}
+    up_scale, up_bias = 2 * tensors["up_columns"].T
+    down_scale, down_bias = tensors["down_columns"].T
+
+    def mix(x: F64) -> F64:
+        normed = turned(oracle.layer_norm(x[None])[0])
+        scale = np.abs(normed).max() / LARGEST_INT8
+        codes = round_int8(normed / scale)
+        inner = tensors["up_weight"] @ codes * scale * up_scale + up_bias
+        stored = round_int8(int8_inner(inner, tensors["up_divisors"])[0])
+        y: F64 = tensors["down_weight"] @ stored * down_scale + down_bias
+        return y
+
+    return mix
 
 
 def float8_mixer(layer: LayerWeights) -> Callable[[F64], F64]:

@@ -5,8 +5,8 @@ of each eight, in rows t / 4 and t / 4 + 8: four sums that follow each other, th
 leaves, and stmatrix and ldmatrix exchange with shared memory. All is float32; what is written is
 rounded once.
 
-An output in e4m3 does not go through shared memory: the 16 columns that a thread has of each 64 lie
-beside each other in it, an order that only its reader has to know (`sm90.mojo`).
+An output of 8 bits does not go through shared memory: the 16 columns that a thread has of each 64
+lie beside each other in it, an order that only its reader has to know (`sm90.mojo`).
 """
 
 import max.gpu.primitives.warp as warp
@@ -30,8 +30,10 @@ comptime BF16 = DType.bfloat16
 """Of factors, bias, residual and output."""
 comptime E4M3 = DType.float8_e4m3fn
 """Of factors with scales, and of an output that is to be such a factor."""
+comptime I8 = DType.int8
+"""The same; rows of x have scales too, where they are not such an output."""
 comptime F32 = DType.float32
-"""Of sums."""
+"""Of sums, but of int8."""
 
 comptime BN[N: Int] = 256 if N % 256 == 0 else 128
 """Columns of a tile of an output of N columns, and of what slices and moments are of."""
@@ -57,8 +59,10 @@ comptime Patch = Pointer[
 ]
 """A warp's own shared memory."""
 
-comptime Sums[N: Int] = SIMD[F32, BN[N] // 2]
-"""A thread's share of a tile."""
+comptime Sums[N: Int, factors: DType] = SIMD[
+    DType.uint32 if factors == I8 else F32, BN[N] // 2
+]
+"""A thread's share of a tile; of int8 the bits of 32-bit integers, which are exact."""
 
 comptime Unit = _Unit[BF16, F32, False, False, False]
 """A recurrent unit whose tokens are an output."""
@@ -120,7 +124,7 @@ struct Parts(ImplicitlyCopyable):
     var moments: Bool
     """Whether each row's mean and sum of squares about it are written for each tile."""
     var factors: DType
-    """Of both factors: bfloat16, or e4m3, whose sums have scales and a bias in `columns`."""
+    """Of both factors: bfloat16, or e4m3 or int8, whose sums have scales and a bias in `columns`."""
     var variants: Variants
     """How."""
     var heads: Int
@@ -162,18 +166,26 @@ struct Parts(ImplicitlyCopyable):
         self.heads, self.padding = heads, padding
 
     def narrow(self) -> Bool:
-        """Tell whether the output is e4m3.
+        """Tell whether the output is what the factors are, of 8 bits.
 
         Returns:
-            Whether it is: the one of SiLU, of factors in e4m3.
+            Whether it is: the one of SiLU, of factors of 8 bits.
         """
-        return self.factors == E4M3 and self.silu
+        return self.factors != BF16 and self.silu
+
+    def has_row_scales(self) -> Bool:
+        """Tell whether rows of x have scales.
+
+        Returns:
+            Whether they have: rows of a norm in int8.
+        """
+        return self.factors == I8 and self.silu
 
     def ahead(self) -> Bool:
         """Tell whether chunks are read ahead.
 
         Returns:
-            Whether they are: but for an e4m3 output, whose divisors have no registers left.
+            Whether they are: but for an output of 8 bits, whose divisors have no registers left.
         """
         return self.variants.ahead and not self.narrow()
 
@@ -199,7 +211,7 @@ struct Tensors(ImplicitlyCopyable):
     """Where the parts are; one that is absent may point anywhere."""
 
     var out_: Values[BF16]
-    """The output, [M, N]; of e4m3 too."""
+    """The output, [M, N]; of 8 bits too."""
     var bias: Values[BF16]
     """The bias, [N]."""
     var residual: Values[BF16]
@@ -209,9 +221,9 @@ struct Tensors(ImplicitlyCopyable):
     var columns: Values[F32]
     """Sum of the column's weights, or its scale; and its bias, [N, 2]."""
     var moments: Values[F32]
-    """Of x, as who wrote it left them: [M, K / BN, 2]."""
+    """Of x, as who wrote it left them: [M, K / BN, 2]; of int8 scales, [M]."""
     var divisors: Values[F32]
-    """What an output in e4m3 is divided by, [N]."""
+    """What an output in e4m3 is divided by, and one in int8 multiplied with, [N]."""
     var sampling: Values[DType.int32]
     """How each slot samples: records of `Sampling`."""
     var slots: Values[DType.int32]
@@ -301,7 +313,7 @@ def silu[
 @always_inline
 def silu_by_tanh[
     width: SIMDLength, //
-](x: SIMD[F32, width]) -> SIMD[F32, width]:
+](half: SIMD[F32, width]) -> SIMD[F32, width]:
     """Compute x / (1 + exp(-x)) as h + h tanh(h), h = x / 2, by one approximate instruction a value.
 
     The tangent is right to 2^-11 of itself, so the error is at most 2^-12 of x.
@@ -310,12 +322,11 @@ def silu_by_tanh[
         width: How many.
 
     Args:
-        x: The values.
+        half: Half of each value.
 
     Returns:
         Their SiLU.
     """
-    var half = x * 0.5
     var y = SIMD[F32, width]()
     comptime for i in range(Int(width)):
         var tangent = inlined_assembly[
@@ -357,6 +368,45 @@ def to_e4m3(a: Float32, b: Float32, c: Float32, d: Float32) -> UInt32:
 
 
 @always_inline
+def to_int8(values: SIMD[F32, 16], by: SIMD[F32, 16]) -> SIMD[DType.uint32, 4]:
+    """Round products to the nearest int8, ties to even, from -127 to 127.
+
+    Args:
+        values: The factors.
+        by: The other factors.
+
+    Returns:
+        The 16 bytes. Of NaN one is any number.
+    """
+    comptime MAGIC = 12_582_912.0  # 1.5 * 2^23: the lowest bits of a sum are the integer
+    var y = values.fma(by, SIMD[F32, 16](MAGIC))
+    y = min(max(y, MAGIC - 127), MAGIC + 127)
+    return bitcast[DType.uint32, 4](
+        bitcast[DType.uint32, 16](y).cast[DType.uint8]()
+    )
+
+
+@always_inline
+def turn(values: SIMD[F32, 16]) -> SIMD[F32, 16]:
+    """Compute a Hadamard transform, which spreads what is large over all values.
+
+    Args:
+        values: The values.
+
+    Returns:
+        Their sums, each with signs of its own: 4 times as long as a vector as the values are.
+    """
+    var x = values
+    comptime for bit in range(4):
+        var y = x
+        comptime for i in range(16):
+            comptime other = i ^ (1 << bit)
+            y[i] = x[other] - x[i] if other < i else x[i] + x[other]
+        x = y
+    return x
+
+
+@always_inline
 def vector_at(row: Int, vector: Int) -> Int:
     """Find 16 bytes in a patch; eight lanes that read or write a column meet no bank twice.
 
@@ -378,7 +428,7 @@ struct RowNorm(ImplicitlyCopyable):
     var mean: SIMD[F32, 4]
     """Means."""
     var scale: SIMD[F32, 4]
-    """1 / sqrt(variance + EPSILON), or 1 / temperature in powers of 2 or 0."""
+    """1 / sqrt(variance + EPSILON), or 1 / temperature in powers of 2 or 0; or scales."""
 
 
 struct MixedRow[N: Int](ImplicitlyCopyable):
@@ -434,10 +484,13 @@ def larger(a: UInt32, b: UInt32) -> UInt32:
 
 
 @always_inline
-def hide_padding[N: Int, padding: Int](sums: Sums[N], column: Int) -> Sums[N]:
+def hide_padding[
+    of_sums: DType, //, N: Int, padding: Int
+](sums: SIMD[of_sums, BN[N] // 2], column: Int) -> SIMD[of_sums, BN[N] // 2]:
     """Put -inf into the columns that w has not.
 
     Parameters:
+        of_sums: Of `Sums`, no integers.
         N: Columns of the output.
         padding: How many of them w has not, fewer than a tile has.
 
@@ -453,7 +506,7 @@ def hide_padding[N: Int, padding: Int](sums: Sums[N], column: Int) -> Sums[N]:
         comptime for i in range(BN[N] // 2):
             var of = i // 4 * 8 + Int(lane_id()) % 4 * 2 + i % 2
             if of >= BN[N] - padding:
-                hidden[i] = neg_inf[F32]()
+                hidden[i] = neg_inf[of_sums]()
     return hidden
 
 
@@ -565,7 +618,7 @@ def write_moments[
 def read_norm[
     K: Int, parts: Parts
 ](moments: Values[F32], row: Int, rows: Int) -> RowNorm:
-    """Join the moments of the tiles of rows, in one order; tiles are of one size.
+    """Join the moments of the tiles of rows, in one order; or read scales. Tiles are of one size.
 
     Parameters:
         K: Columns of a row.
@@ -581,8 +634,14 @@ def read_norm[
     """
     comptime TILES = K // BN[K]
     var norm = RowNorm(0, 1)
-    comptime for half in range(2 if parts.norm else 0):
+    comptime for half in range(
+        2 if parts.norm or parts.has_row_scales() else 0
+    ):
         var r = min(row + Int(lane_id()) // 4 + half * 8, rows - 1)
+        comptime if parts.has_row_scales():
+            norm.scale[half * 2] = moments[unsafe_offset=r]
+            norm.scale[half * 2 + 1] = norm.scale[half * 2]
+            continue
 
         @always_inline
         def of(tile: Int) {imm} -> SIMD[F32, 2]:
@@ -668,7 +727,7 @@ struct Chunk[N: Int, parts: Parts](ImplicitlyCopyable):
                 self.bias = self.bias.insert[offset=eight * 2](
                     to.bias.unsafe_load[width=2, alignment=4](of)
                 )
-            comptime if Self.parts.norm or Self.parts.factors == E4M3:
+            comptime if Self.parts.norm or Self.parts.factors != BF16:
                 self.columns = self.columns.insert[offset=eight * 4](
                     to.columns.unsafe_load[width=4, alignment=16](of * 2)
                 )
@@ -700,9 +759,9 @@ struct Chunk[N: Int, parts: Parts](ImplicitlyCopyable):
 
 @always_inline
 def finish_sums[
-    N: Int, parts: Parts
+    of_sums: DType, //, N: Int, parts: Parts
 ](
-    sums: Sums[N],
+    sums: SIMD[of_sums, BN[N] // 2],
     first: Chunk[N, parts],
     norm: RowNorm,
     mixed: MixedRow[N],
@@ -720,6 +779,7 @@ def finish_sums[
     rows are mixed: of these a thread has 4 neighbouring channels in either half of a chunk.
 
     Parameters:
+        of_sums: Of `Sums`.
         N: Columns of the output.
         parts: What else goes into it.
 
@@ -798,9 +858,14 @@ def finish_sums[
             coming.read_columns(to, column + next * CHUNK)
         var words = SIMD[DType.uint32, 8](
             0
-        )  # of an e4m3 output: 4 of each of the two rows
+        )  # of an output of 8 bits: 4 of each of the two rows
+        var inner = SIMD[F32, 32](0)  # what becomes an int8 output
         comptime for eight in range(0, CHUNK // 8, 2):
-            var y = sums.slice[8, offset=chunk * 32 + eight * 4]()
+            comptime at_sum = chunk * 32 + eight * 4
+            var part = sums.slice[8, offset=at_sum]()
+            var y = part.cast[F32]()
+            comptime if parts.factors == I8:
+                y = bitcast[DType.int32, 8](part).cast[F32]()
             var at = patch.unsafe_offset(
                 vector_at(lane % 16, eight + lane // 16)
             )
@@ -816,17 +881,24 @@ def finish_sums[
                     z = norm.scale.fma(
                         (-norm.mean).fma(c.join(c), z), b.join(b)
                     )
-                comptime if parts.factors == E4M3:
+                comptime if parts.has_row_scales():
+                    z *= norm.scale
+                comptime if parts.factors != BF16:
                     z = z.fma(c.join(c), b.join(b))
                 comptime if parts.narrow():
                     var by = here.divisors.slice[2, offset=of * 2]()
                     divisor = divisor.insert[offset=i * 4](by.join(by))
                 y = y.insert[offset=i * 4](z)
             comptime if parts.silu:
-                comptime if parts.variants.tanh and not parts.narrow():
+                comptime if parts.factors == I8:  # half is in the columns
                     y = silu_by_tanh(y)
+                elif parts.variants.tanh and not parts.narrow():
+                    y = silu_by_tanh(y * 0.5)
                 else:
                     y = silu(y, divisor)
+            comptime if parts.narrow() and parts.factors == I8:
+                inner = inner.insert[offset=eight * 4](y)
+                continue
             comptime if parts.narrow():
                 words[eight // 2] = to_e4m3(y[0], y[1], y[4], y[5])
                 words[4 + eight // 2] = to_e4m3(y[2], y[3], y[6], y[7])
@@ -838,6 +910,13 @@ def finish_sums[
             outputs = outputs.insert[offset=chunk * 16 + eight * 2](rounded)
         comptime if parts.narrow():
             comptime for half in range(2):
+                comptime if parts.factors == I8:
+                    var of_row = SIMD[F32, 16](0)
+                    comptime for i in range(16):
+                        of_row[i] = inner[i // 2 * 4 + half * 2 + i % 2]
+                    words = words.insert[offset=half * 4](
+                        to_int8(turn(of_row), here.divisors)
+                    )
                 var r = row + half * 8 + lane // 4
                 if r < rows:
                     to.out_.unsafe_bitcast[UInt32]().unsafe_store[alignment=16](

@@ -40,7 +40,9 @@ from ._sm90_epilogue import (
     BF16,
     BN,
     Chunk,
+    E4M3,
     F32,
+    I8,
     OutTiles,
     PATCH_BYTES,
     MixedRow,
@@ -88,6 +90,8 @@ comptime SHARED_BYTES[N: Int, K: Int, parts: Parts] = BARRIERS[
 """Shared memory of a block."""
 comptime THREADS = 384
 """Threads of a block."""
+comptime MOVED[factors: DType] = E4M3 if factors == I8 else factors
+"""What TMA takes factors for. MAX 26.7 describes no int8, which are bytes too."""
 comptime BK[factors: DType] = ROW_BYTES // size_of[factors]()
 """Depth of a stage."""
 comptime X_TILE[factors: DType, BM: Int] = Coord(Idx[BM], Idx[BK[factors]])
@@ -108,8 +112,8 @@ comptime W_TILE[N: Int, parts: Parts, BM: Int] = Coord(
 def product_kernel[
     N: Int, K: Int, parts: Parts, BM: Int
 ](
-    x_tiles: TMATensorTile[parts.factors, X_TILE[parts.factors, BM]],
-    w_tiles: TMATensorTile[parts.factors, W_TILE[N, parts, BM]],
+    x_tiles: TMATensorTile[MOVED[parts.factors], X_TILE[parts.factors, BM]],
+    w_tiles: TMATensorTile[MOVED[parts.factors], W_TILE[N, parts, BM]],
     out_tiles: OutTiles,
     out_: Values[BF16],
     bias: Values[BF16],
@@ -141,8 +145,8 @@ def product_kernel[
         residual: The residual, [M, N].
         slices: Largest outputs and what all weigh, or moments of the output, [M, N / BN, 2].
         columns: Sums of the weights' columns, or scales; and biases, [N, 2].
-        moments: Of the rows of x, [M, K / BN, 2].
-        divisors: Of an output in e4m3, [N].
+        moments: Of the rows of x, [M, K / BN, 2]; or their scales, [M].
+        divisors: Of an output of 8 bits, [N].
         sampling: How each slot samples.
         slots: Of the rows that are sampled.
         sampled: How many those are.
@@ -186,7 +190,7 @@ def product_kernel[
         )
         w_tiles.async_multicast_load(
             TileTensor(
-                w_to.unsafe_bitcast[Scalar[factors]](),
+                w_to.unsafe_bitcast[Scalar[MOVED[factors]]](),
                 row_major[w_rows, depth](),
             ),
             full[unsafe_offset=s],
@@ -221,7 +225,7 @@ def product_kernel[
                         # address in a plain load, which may be the block's rank in its cluster.
                         x_tiles.async_multicast_load(
                             TileTensor(
-                                x_to.unsafe_bitcast[Scalar[factors]](),
+                                x_to.unsafe_bitcast[Scalar[MOVED[factors]]](),
                                 row_major[BM, depth](),
                             ),
                             full[unsafe_offset=s],
@@ -266,7 +270,7 @@ def product_kernel[
             comptime if parts.ahead():
                 first.read_columns(to, column)
                 first.read_residual(to, row, column, Int(rows))
-            var sums = Sums[N](0)
+            var sums = Sums[N, factors](0)
             for turn in range(turns):
                 comptime for s in range(stages):
                     full[unsafe_offset=s].wait(phase)

@@ -5,8 +5,8 @@
     srm_mixed_sm90     out = mix(columns[:, 1] + norm(x) w^T), and the states moved on
     srm_stream_sm90    out = bias + x w^T + residual, and moments of out
     srm_head_sm90      out = x w^T, and slices of out
-    srm_up_e4m3        out = SiLU(columns[:, 1] + columns[:, 0] * x w^T) / divisors, in e4m3
-    srm_down_e4m3      out = columns[:, 1] + columns[:, 0] * x w^T + residual, and moments of out
+    srm_up_8bit        out = SiLU(columns[:, 1] + columns[:, 0] * x w^T) / divisors, in x's dtype
+    srm_down_8bit      out = columns[:, 1] + columns[:, 0] * x w^T + residual, and moments of out
 
 act is the identity or SiLU; bias and residual of the first may be absent, and SiLU excludes a
 residual. Sums and all that follows are float32, and are rounded once. TMA, wgmma and clusters of
@@ -33,19 +33,25 @@ mix is `srm_mix` without gamma, residual and SiLU, of the product as it is after
 and states have the bits that the two ops leave one behind the other. Rows that decode, the first
 ones, are mixed as their sums are finished, the others by a kernel behind it.
 
-The last two have x and w in e4m3. A tensor core keeps fewer bits of their sums than float32 has.
-What srm_up_e4m3 writes is x of srm_down_e4m3. Of each 64 columns 8 i + 2 q + b (i < 8, q < 4, b < 2)
-that one lies at 16 q + 2 i + b, and so it must in w.
+The last two have x and w in e4m3 or int8. A tensor core keeps fewer bits of their sums in e4m3 than
+float32 has, and all in int8. What srm_up_8bit writes is x of srm_down_8bit. Of each 64 columns
+8 i + 2 q + b (i < 8, q < 4, b < 2) that one lies at 16 q + 2 i + b, and so it must in w.
 
-    out        [M, N]           bfloat16  out; N % 128 == 0; e4m3 of `srm_up_e4m3`
-    moments    [M, N / BN, 2]   float32   out, of `srm_stream_sm90` and `srm_down_e4m3`
+In int8 srm_up_8bit's x has a scale of each row too, and SiLU(2 y) is taken where y is what columns
+and scales make, so that no value is halved. Of each 16 columns of out, as they lie, it writes
+the Hadamard transform (`turn`), multiplied with divisors, from -127 to 127. The divisor of the one at
+16 q + 2 i + b is at 8 i + 2 q + b.
+
+    out        [M, N]           bfloat16  out; N % 128 == 0; as x of `srm_up_8bit`
+    moments    [M, N / BN, 2]   float32   out, of `srm_stream_sm90` and `srm_down_8bit`
     slices     [M, N / 256, 2]  float32   out, of `srm_head_sm90`, N % 256 == 0
-    x          [T, K]           bfloat16  in; T >= M, K % 128 == 0; in e4m3 K % 512 == 0
+    x          [T, K]           bfloat16  in; T >= M, K % 128 == 0; of 8 bits K % 512 == 0
     w          [N, K]           as x      in; of `srm_head_sm90` [N - padding, K]
     bias       [N]              bfloat16  in; any tensor when has_bias is False
     residual   [M, N]           bfloat16  in; any tensor when has_residual is False
-    columns    [N, 2]           float32   in, of `srm_normed_sm90` and those in e4m3
-    divisors   [N]              float32   in, of `srm_up_e4m3`
+    columns    [N, 2]           float32   in, of `srm_normed_sm90` and those of 8 bits
+    divisors   [N]              float32   in, of `srm_up_8bit`
+    scales     [T]              float32   in, of `srm_up_8bit` in int8
     sampling   [S, 6]           int32     in at the slots, of `srm_head_sm90`, a buffer
     slots      [D]              int32     in, of `srm_head_sm90`; D <= M; of `srm_mixed_sm90` D
                                           alone counts: rows that decode
@@ -67,7 +73,6 @@ from ._sm90_epilogue import (
     BF16,
     BN,
     CHUNK,
-    E4M3,
     F32,
     OUT_TILE,
     OutTiles,
@@ -80,6 +85,7 @@ from ._sm90_kernel import (
     CLUSTER_ROWS,
     LEAST_ROWS,
     MOST_ROWS,
+    MOVED,
     SHARED_BYTES,
     THREADS,
     W_TILE,
@@ -175,7 +181,7 @@ def enqueue_tiles[
     ](
         ctx,
         TileTensor(
-            x.unsafe_ptr().unsafe_bitcast[Scalar[parts.factors]](),
+            x.unsafe_ptr().unsafe_bitcast[Scalar[MOVED[parts.factors]]](),
             row_major(Coord(rows, Idx[K])),
         ),
     )
@@ -184,7 +190,7 @@ def enqueue_tiles[
     ](
         ctx,
         TileTensor(
-            w.unsafe_ptr().unsafe_bitcast[Scalar[parts.factors]](),
+            w.unsafe_ptr().unsafe_bitcast[Scalar[MOVED[parts.factors]]](),
             row_major(Coord(w.dim_size(0), Idx[K])),
         ),
     )
@@ -425,47 +431,59 @@ struct _HeadSM90:
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
 
 
-@extensibility.register("srm_up_e4m3")
-struct _UpE4M3:
-    """The op with SiLU, of factors in e4m3 into one."""
+@extensibility.register("srm_up_8bit")
+struct _Up8Bit:
+    """The op with SiLU, of factors of 8 bits into one."""
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int, variants: StaticString
+        dtype: DType,
+        //,
+        target: StaticString,
+        N: Int,
+        K: Int,
+        variants: StaticString,
     ](
-        output: OutputTensor[dtype=E4M3, rank=2, ...],
-        x: InputTensor[dtype=E4M3, rank=2, ...],
-        w: InputTensor[dtype=E4M3, rank=2, ...],
+        output: OutputTensor[dtype=dtype, rank=2, ...],
+        x: InputTensor[dtype=dtype, rank=2, ...],
+        w: InputTensor[dtype=dtype, rank=2, ...],
         columns: InputTensor[dtype=F32, rank=2, ...],
         divisors: InputTensor[dtype=F32, rank=1, ...],
+        scales: InputTensor[dtype=F32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        comptime assert target == "gpu", "srm_up_e4m3 is for sm_90 alone"
-        comptime parts = Parts(silu=True, factors=E4M3, variants=variants)
+        comptime assert target == "gpu", "srm_up_8bit is for sm_90 alone"
+        comptime parts = Parts(silu=True, factors=dtype, variants=variants)
         var to = Tensors(anywhere(output).unsafe_bitcast[BFloat16]())
         to.columns, to.divisors = anywhere(columns), anywhere(divisors)
+        to.moments = anywhere(scales)
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
 
 
-@extensibility.register("srm_down_e4m3")
-struct _DownE4M3:
-    """The op with bias and residual, and moments, of factors in e4m3."""
+@extensibility.register("srm_down_8bit")
+struct _Down8Bit:
+    """The op with bias and residual, and moments, of factors of 8 bits."""
 
     @staticmethod
     def execute[
-        target: StaticString, N: Int, K: Int, variants: StaticString
+        dtype: DType,
+        //,
+        target: StaticString,
+        N: Int,
+        K: Int,
+        variants: StaticString,
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         moments: OutputTensor[dtype=F32, rank=3, ...],
-        x: InputTensor[dtype=E4M3, rank=2, ...],
-        w: InputTensor[dtype=E4M3, rank=2, ...],
+        x: InputTensor[dtype=dtype, rank=2, ...],
+        w: InputTensor[dtype=dtype, rank=2, ...],
         columns: InputTensor[dtype=F32, rank=2, ...],
         residual: InputTensor[dtype=BF16, rank=2, ...],
         ctx: DeviceContext,
     ) raises:
-        comptime assert target == "gpu", "srm_down_e4m3 is for sm_90 alone"
+        comptime assert target == "gpu", "srm_down_8bit is for sm_90 alone"
         comptime parts = Parts(
-            residual=True, moments=True, factors=E4M3, variants=variants
+            residual=True, moments=True, factors=dtype, variants=variants
         )
         var to = Tensors(anywhere(output))
         to.columns, to.residual = anywhere(columns), anywhere(residual)

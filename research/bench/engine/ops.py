@@ -85,7 +85,8 @@ class Variant(NamedTuple):
 class Ops:
     """The ops of a model of this shape and dtype, compiled once.
 
-    `weights` are those that are bound, by the name of their op: f32[K, N], as the dtype keeps them.
+    `weights` are those that are bound, by the name of their op: f32[K, N], as the dtype keeps them,
+    or int8.
     """
 
     def __init__(
@@ -97,12 +98,15 @@ class Ops:
         session = InferenceSession(devices=[device])
         self.ops = build_ops(variant, DeviceRef.from_device(device), only)
         compiled = load_ops(GraphCache(session, device, folder), self.ops, variant)
-        self.weights, registry = {}, {}
+        self.weights: dict[str, Array] = {}
+        registry = {}
         feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=not device.is_host)
         for name, op in self.ops.items():
             if op.bits is not None:
-                self.weights[name] = from_e4m3(op.bits.T)
-                registry[name] = Buffer.from_numpy(op.bits).view(FLOAT8, op.bits.shape)
+                in_int8 = op.bits.dtype == np.int8
+                bound = Buffer.from_numpy(op.bits)
+                registry[name] = bound if in_int8 else bound.view(FLOAT8, op.bits.shape)
+                self.weights[name] = op.bits.T if in_int8 else from_e4m3(op.bits.T)
             if op.bound:
                 stored = feeds.weight(*op.bound)
                 plain = self.weights[name] = widened(stored)

@@ -33,7 +33,7 @@ LIMITS = {
     "mix_all": (256, 3, 0),
     "taps": (256, 5, 0),
     **dict.fromkeys(("embed", "embed_stream", "expand", "gather", "scatter"), (256, 8, 0)),
-    "norm_e4m3": (256, 4, 0),
+    **dict.fromkeys(("norm_e4m3", "norm_int8"), (256, 4, 0)),
 }
 """Of each op: threads of a block, blocks that a processor must hold, shared bytes of a block beside
 those that its launch asks for."""
@@ -63,6 +63,17 @@ def test_tanh_halves_special_functions() -> None:
     today, tanh = (codes_of(names)["normed_up"] for names in ("", ALL))
     assert (today.count(MUFU), tanh.count(MUFU)) == (258, 130)
     assert len(tanh) <= len(today) - 250
+
+
+def test_int8_costs_instructions_and_saves_special_functions() -> None:
+    """Transforms and scales of 128 values a thread of "up"; "down" only has integers to widen."""
+    codes = codes_of("")
+    ups, downs = (
+        [codes[f"{kind}_{dtype}"] for dtype in ("e4m3", "int8")] for kind in ("up", "down")
+    )
+    assert [up.count(MUFU) for up in ups] == [256, 128]
+    assert len(ups[1]) - len(ups[0]) <= 7 * 128
+    assert len(downs[1]) - len(downs[0]) <= 128 + 16
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ import pytest
 from srm.engine.device.linear import round_bfloat16
 from srm.engine.device.products import moment_columns
 from srm.engine.steps.batch import F32
-from srm.engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
+from srm.engine.weights.float8 import (
+    LARGEST_INT8,
+    from_e4m3,
+    norm_scale,
+    round_e4m3,
+    turned,
+)
 from tests.kernels import oracle
 from tests.kernels.harness import widened
 from tests.kernels.test_embedding import SIZES, rows_of
@@ -163,8 +169,8 @@ def test_norm_in_float8(kernels: dict[str, Kernel], width: int) -> None:
     x[3], x[4], x[5] = 7, 0, -3e4
     x[4, 9] = 1e4
     given = round_bfloat16(x)
-    y = np.full(x.shape, 0x7F, np.uint8)
-    ran = kernels[f"norm_e4m3 {width}"].launch(-(-len(x) // 8), BLOCK, y, given, len(x))
+    y, scales = np.full(x.shape, 0x7F, np.uint8), np.zeros(1, np.float32)
+    ran = kernels[f"norm_e4m3 {width}"].launch(-(-len(x) // 8), BLOCK, y, scales, given, len(x))
     wide = widened(given).astype(np.float64)
     centred = wide - wide.mean(axis=1, keepdims=True)
     exact = scale * centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
@@ -173,7 +179,34 @@ def test_norm_in_float8(kernels: dict[str, Kernel], width: int) -> None:
     assert y[4, 9] == round_e4m3(np.array(scale * (width - 1) ** 0.5))
     assert not from_e4m3(y[[3, 5]]).any()
     assert ran.instructions <= 11 * y.size
-    assert ran.moved == [y.nbytes, given.nbytes]
+    assert ran.moved == [y.nbytes, 0, given.nbytes]
+
+
+@pytest.mark.parametrize("width", [512, 1024])
+def test_norm_in_int8(kernels: dict[str, Kernel], width: int) -> None:
+    """Of rows far from 0, one that is all the same, one with a channel that is far larger than
+    others, tiny ones; and ones that are no numbers, whose scales are not either."""
+    rng = np.random.default_rng(width)
+    x = (5 * rng.standard_normal((19, width)) + rng.normal(0, 30, (19, 1))).astype(np.float32)
+    x[3], x[5], x[6], x[7] = 7, 0, x[6] * 1e-25, x[7] * 1e10
+    x[4, 9] = 1e4
+    x[8, 1], x[9, 2], x[10, 3] = np.nan, np.inf, -np.inf
+    given, invalid = round_bfloat16(x), [8, 9, 10]
+    y: Array = np.full(x.shape, -128, np.int8)
+    scales: Array = np.full(len(x), 9, np.float32)
+    ran = kernels[f"norm_int8 {width}"].launch(-(-len(x) // 8), BLOCK, y, scales, given, len(x))
+    assert np.isnan(scales[invalid]).all() and np.isfinite(np.delete(scales, invalid)).all()
+    rows, codes, scales = (np.delete(array, invalid, 0) for array in (given, y, scales))
+    exact = turned(oracle.layer_norm(widened(rows).astype(np.float64)))
+    largest = np.abs(exact).max(1) / LARGEST_INT8
+    np.testing.assert_allclose(scales, largest, rtol=2e-5, atol=1e-12)
+    assert (np.abs(codes * scales[:, None] - exact) <= 0.5002 * largest[:, None]).all()
+    some = largest > 0
+    assert (np.abs(codes[some]).max(1) == LARGEST_INT8).all()
+    assert not scales[~some].any() and not codes[~some].any() and (~some).sum() == 2
+    assert ran.instructions <= 20 * y.size
+    # Sectors of 32 bytes: a scale's, and those of x twice, from the cache then.
+    assert ran.moved == [y.nbytes, 32 * len(y), 4 * y.size]
 
 
 def tap(

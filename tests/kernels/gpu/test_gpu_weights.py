@@ -23,7 +23,7 @@ from srm import engine
 from srm.engine.config import Mixer, ModelConfig
 from srm.engine.device.model import build_logits_graph, build_step_graph
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
-from srm.engine.device.products import FLOAT8, Product, choose_product
+from srm.engine.device.products import FLOAT8, NO_VARIANTS, Product, Variants, choose_product
 from srm.engine.device.runner import host_weights
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
@@ -52,6 +52,7 @@ def test_weights_are_bound_as_a_gpu_graph_declares_them(report: dict[str, Any]) 
     assert mixers == set(get_args(Mixer)) and len(report["compared"]) >= 4 * len(mixers)
     assert not report["wrong"]
     assert "build_step_graph mixed True float8_e4m3fn own" in report["compared"]
+    assert "build_step_graph mixed True float8_e4m3fn own int8" in report["compared"]
 
 
 class _Gpu:
@@ -62,11 +63,12 @@ class _Gpu:
 
 BUILDERS = (build_step_graph, build_logits_graph)
 OWN: Product = "own"
-KINDS: tuple[tuple[DType, Product], ...] = (
-    (DType.float32, "plain"),
-    (DType.bfloat16, "plain"),
-    (DType.bfloat16, OWN),
+KINDS: tuple[tuple[DType, Product, Variants], ...] = (
+    (DType.float32, "plain", NO_VARIANTS),
+    (DType.bfloat16, "plain", NO_VARIANTS),
+    (DType.bfloat16, OWN, NO_VARIANTS),
 )
+FLOAT8_KINDS = [(FLOAT8, OWN, NO_VARIANTS), (FLOAT8, OWN, frozenset({"int8"}))]
 
 
 FLOAT8_MODELS = [
@@ -97,8 +99,8 @@ def main() -> None:
     compared, wrong = [], []
     for model in [*models(), *FLOAT8_MODELS]:
         weights = fold(model, random_tensors(model, 0), "")
-        for dtype, product in [(FLOAT8, OWN)] if model in FLOAT8_MODELS else KINDS:
-            host = host_weights(weights, dtype, cast(Device, _Gpu()), product)
+        for dtype, product, names in FLOAT8_KINDS if model in FLOAT8_MODELS else KINDS:
+            host = host_weights(weights, dtype, cast(Device, _Gpu()), product, names)
             bound = {
                 name: (f"{buffer.device.label}:{buffer.device.id}", buffer.dtype, buffer.shape)
                 for name, buffer in host.items()
@@ -106,11 +108,12 @@ def main() -> None:
             # The graph that gives logits has the weights of the step's.
             for build in BUILDERS if dtype == DType.float32 else BUILDERS[:1]:
                 choose_product(product, model, dtype, device)  # refuses what cannot be
-                how = f"{model.mixer} {model.use_projections} {dtype.name} {product}"
-                graph = f"{build.__name__} {how}"
+                what = [dtype.name, product, *names]
+                how: dict[str, Any] = {"product": product} | ({"variants": names} if names else {})
+                graph = " ".join([build.__name__, model.mixer, str(model.use_projections), *what])
                 declared = {
                     name: (str(w.value.device), w.value.dtype, tuple(map(int, w.value.shape)))
-                    for name, w in build(model, dtype, device, product=product)._weights.items()
+                    for name, w in build(model, dtype, device, **how)._weights.items()
                 }
                 compared.append(graph)
                 wrong += [

@@ -10,7 +10,7 @@ from tests.kit.ptx.lowered import LAYERS, Launch, Lowered, lower
 
 GRAPHS = (
     *("own:512", "own:1024", "plain:512", "plain:1024", "float8:512", "float8:1024"),
-    *("mixed:512", "mixed:1024", "pdl:512"),
+    *("mixed:512", "mixed:1024", "pdl:512", "int8:512", "int8:1024"),
     *("own:countdown", "own:demo"),
 )
 NORM, MIX, PLAIN = "reduce.layer_norm", "srm_mix", "srm_linear_plain"
@@ -27,11 +27,11 @@ LAYER = {
         *(NORM, f"{PLAIN} has_bias", MIX, f"{PLAIN} has_bias has_residual"),
     ],
     "float8": [
-        *("srm_norm_e4m3", "srm_up_e4m3", "srm_down_e4m3"),
+        *("srm_norm_8bit", "srm_up_8bit", "srm_down_8bit"),
         *("srm_normed_sm90", MIX, "srm_stream_sm90"),
     ],
 }
-LAYER["pdl"] = LAYER["own"]
+LAYER["pdl"], LAYER["int8"] = LAYER["own"], LAYER["float8"]
 """What is launched for a layer, and what is fused with it."""
 OWN_HEAD = [
     *("srm_head_sm90", "srm_edit has_slices", "srm_constrain has_slices", "srm_sample has_slices")
@@ -41,12 +41,13 @@ HEAD = {
     "mixed": OWN_HEAD,
     "pdl": OWN_HEAD,
     "float8": OWN_HEAD,
+    "int8": OWN_HEAD,
     "plain": [PLAIN, "srm_edit", "srm_constrain", "srm_sample"],
 }
 STREAM = "srm_embed_stream"
 EMBED = dict.fromkeys(("own", "mixed", "pdl"), STREAM)
-EMBED |= {"float8": "srm_embed", "plain": "srm_embed"}
-WEIGHTS = {"own": 12, "mixed": 12, "pdl": 12, "float8": 13, "plain": 16}
+EMBED |= dict.fromkeys(("float8", "int8", "plain"), "srm_embed")
+WEIGHTS = {"own": 12, "mixed": 12, "pdl": 12, "float8": 13, "int8": 13, "plain": 16}
 """Of a layer: norms and biases that are folded are in `columns`, and float8 has divisors."""
 
 

@@ -14,11 +14,20 @@ from research.bench.engine.ops import widened
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16, widen_bfloat16
 from srm.engine.device.products import SLICE
-from srm.engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_scale, round_e4m3
+from srm.engine.weights.float8 import (
+    INNER,
+    LARGEST_INT8,
+    from_e4m3,
+    in_inner_order,
+    norm_scale,
+    round_e4m3,
+    round_int8,
+    turned,
+)
 from srm.engine.weights.random_model import random_tensors
-from srm.engine.weights.weights import fold
+from srm.engine.weights.weights import LayerWeights, fold
 from tests.kernels import oracle
-from tests.kernels.product_checks import check_float8, check_product, float8_mixer
+from tests.kernels.product_checks import check_float8, check_product, float8_mixer, int8_mixer
 from tests.kit.engines.numpy_runner import F64, TINY, feed, in_float64, silu, tiny_weights
 
 MODEL = ModelConfig(d_model=512, num_layers=3, num_heads=4, n_ctx=16, vocab_size=1024)
@@ -75,6 +84,57 @@ def test_what_is_right_and_what_is_wrong_are_told_apart(name: str, rows: int) ->
         assert all(error(wrong) > 1 for wrong in WRONG[name])
 
 
+INT8_WRONG: dict[str, list[Wrong]] = {
+    "norm": [lambda y: y[:, ::-1], lambda y: y * 0.98, turned],
+    "up": [lambda y: y.clip(-20, 20), lambda y: y[:, ::-1], in_order, lambda y: turned(y) / 16],
+    "down": [lambda y: y * 1.02, lambda y: y[:, ::-1], lambda y: np.roll(y, 1, axis=0)],
+}
+"""The same in int8: an order, a scale, a transform or a bound that is not the kernel's."""
+
+
+def computed_int8(name: str, weight: Array, before: list[Array]) -> F64:
+    """What an op in int8 writes, before it is rounded; of a norm the product with its scales."""
+    y: F64
+    if name == "norm":
+        y = turned(oracle.layer_norm(widened(before[0]).astype(np.float64)))
+        return y
+    scales, bias = before[1].T.astype(np.float64)
+    y = before[0].astype(np.float64) @ weight.T.astype(np.float64) * scales
+    if name == "down":
+        y = y + bias + widened(before[2])
+        return y
+    inner = silu(2 * (y * before[3][:, None] + bias))
+    y = turned(in_inner_order(inner)) * in_inner_order(before[2])
+    return y
+
+
+@pytest.mark.parametrize("rows", [0, 40])
+@pytest.mark.parametrize("name", [*INT8_WRONG])
+def test_what_is_wrong_in_int8_is_found(name: str, rows: int) -> None:
+    op = float8_ops(MODEL, DeviceRef.GPU(), frozenset({"int8"}))[name]
+    before = op.feed(rows)
+    bits = np.zeros((0, 0)) if op.bits is None else op.bits
+    y = computed_int8(name, bits, before)
+
+    def error(wrong: Wrong = lambda y: y) -> float:
+        written = wrong(y)
+        outputs: list[Array] = [round_int8(written)]
+        if name == "norm":
+            scales = np.abs(written).max(1) / LARGEST_INT8
+            outputs = [round_int8(written / scales[:, None]), scales.astype(np.float32)]
+        if name == "down":
+            out = round_bfloat16(written.astype(np.float32))
+            outputs = [out, oracle.moments(widened(out).astype(np.float64)).astype(np.float32)]
+        plain = None if op.bits is None else op.bits.T
+        result, expected, allowed = check_float8(name, plain, before, outputs)
+        assert result.shape == expected.shape and (result.size > 0) == (rows > 0)
+        return float((np.abs(result - expected) / allowed).max(initial=0))
+
+    assert error() <= 1
+    if rows:
+        assert all(error(wrong) > 1 for wrong in INT8_WRONG[name])
+
+
 def test_a_token_passes_the_channel_mixers_that_are_given() -> None:
     weights = in_float64(tiny_weights())
     state = np.zeros(TINY.state_width)
@@ -83,16 +143,21 @@ def test_a_token_passes_the_channel_mixers_that_are_given() -> None:
     assert np.abs(silent - exact).max() > 0.01 * np.abs(exact).max() and after.any()
 
 
-def test_the_float8_mixer_is_the_layers_within_its_rounding() -> None:
+@pytest.mark.parametrize(
+    ("mixer", "least", "most"), [(float8_mixer, 0.02, 0.06), (int8_mixer, 0.01, 0.03)]
+)
+def test_a_mixer_of_8_bits_is_the_layers_within_its_rounding(
+    mixer: Callable[[LayerWeights], Wrong], least: float, most: float
+) -> None:
     (layer,) = fold(ONE_LAYER, random_tensors(ONE_LAYER), "").layers
     wide = in_float64(layer)
     rng, off = np.random.default_rng(0), []
-    mix = float8_mixer(layer)
+    mix = mixer(layer)
     for x in rng.standard_normal((8, ONE_LAYER.d_model)):
         normed = oracle.layer_norm(x[None])[0] * wide.channel_norm_weight + wide.channel_norm_bias
         exact = silu(normed @ wide.up_weight + wide.up_bias) @ wide.down_weight + wide.down_bias
         off.append(np.std(mix(x) - exact) / np.std(exact))
-    assert 0.02 < np.mean(off) < 0.06
+    assert least < np.mean(off) < most
 
 
 @pytest.mark.parametrize("rows", [0, 40])

@@ -13,15 +13,30 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16
 from srm.engine.device.products import moment_columns
 from srm.engine.steps.batch import I32
-from srm.engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
+from srm.engine.weights.float8 import (
+    INNER,
+    LARGEST,
+    LARGEST_INT8,
+    float8_channel_mixer,
+    from_e4m3,
+    int8_channel_mixer,
+    round_e4m3,
+    round_int8,
+)
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
 from tests.kernels import oracle
 from tests.kernels.harness import EPILOGUES, Array, widened
+from tests.kernels.product_checks import int8_inner
 from tests.kernels.test_sampler import Settings, records
+from tests.kit.engines.numpy_runner import in_float64, silu
 from tests.kit.kept import keep_compiled
 from tests.kit.ptx.mojo_program import printed
+from tests.kit.ptx.ptx import Kernel
 from tests.kit.ptx.ptx_async import TensorMap
 from tests.kit.ptx.ptx_cluster import Cluster
 from tests.kit.ptx.ptx_steps import Argument
@@ -34,6 +49,15 @@ SLOTS = np.repeat(np.array([3, 0, 2, 1, 4, 2], np.int32), [40, 40, 56, 62, 1, 1]
 THREADS, WARP_ROWS = 384, 16  # of _sm90_kernel.mojo
 COLUMNS = 512
 NO_UNIT = (0,) * 19
+CODES = 40
+"""What factors in int8 are rounded from, in deviations."""
+OF_CODES = 8
+"""What inner activations are multiplied with, about: some exceed what int8 has."""
+ROUNDED: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "e4m3": (round_e4m3, from_e4m3),
+    "int8": (lambda values: round_int8(CODES * values), np.asarray),
+}
+"""What makes factors of 8 bits of numbers, and what they mean."""
 SMALL = "small_"
 """What names begin with of kernels whose tiles have half as many rows."""
 ROW_COUNTS = [1, 2, 127, 128, 129, 257]
@@ -47,10 +71,12 @@ KINDS = {
     "measured_down": (True, False, True),
     "up_e4m3": (True, True, False),
     "down_e4m3": (True, False, True),
+    "up_int8": (True, True, False),
+    "down_int8": (True, False, True),
 }
 """(has bias, has SiLU, has residual): epilogues of harness.py; the head with the softmax of each
-slice; products of normalised rows, and one that writes the moments of its rows; two of factors in
-e4m3, the first into such a factor, the second with moments."""
+slice; products of normalised rows, and one that writes the moments of its rows; of factors in e4m3
+and in int8 two each, the first into such a factor, the second with moments."""
 VARIANTS = {
     "tanh": ["normed_up"],
     "ahead": ["normed_proj_in", "measured_down", "down_e4m3"],
@@ -144,29 +170,38 @@ def run(
     is_normed = kind.startswith("normed")
     if is_normed:
         drawn[0] += np.resize(MEANS, rows).astype(np.float32)[:, None]
-    is_e4m3 = kind.endswith("e4m3")
-    rounded, meaning = (round_e4m3, from_e4m3) if is_e4m3 else (round_bfloat16, widened)
+    is_int8, is_8bit = kind.endswith("int8"), is_of_8_bits(kind)
+    rounded, meaning = ROUNDED.get(kind[-4:], (round_bfloat16, widened))
+    if is_int8:
+        drawn[1] *= np.sqrt(depth)
     given: list[Array] = [rounded(token) for token in drawn[:2]]
     x, weight = (meaning(array).astype(np.float64) for array in given)
     weight = np.pad(weight, ((0, padding), (0, 0)))
     given += [round_bfloat16(token) for token in drawn[2:]]
     bias, residual = (widened(array).astype(np.float64) for array in given[2:])
     out: Array = np.full((rows, columns), 0x7FC0, np.uint16)
-    if kind == "up_e4m3":
-        out = np.full((rows, columns), 0x7F, np.uint8)
+    if is_8bit and KINDS[kind][1]:
+        out = np.full((rows, columns), 0x7F, given[0].dtype)
     scales, divisors = np.exp(
         np.random.default_rng([9, depth]).standard_normal((2, columns), np.float32)
     )
     width = moment_columns(columns)
     slices = np.full((rows, columns // width, 2), np.nan, np.float32)
-    of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
+    moments = oracle.moments(x, moment_columns(depth)).astype(np.float32)
+    if is_int8:
+        scales /= CODES * CODES * np.sqrt(depth)
+        divisors *= OF_CODES
+        moments = np.exp(np.random.default_rng([8, depth]).standard_normal(rows, np.float32) / 2)
+        moments[1::7] = 0  # of rows of zeros
+        given[0][1::7] = 0
+        x[1::7] = 0
+    of_columns = np.stack([scales if is_8bit else weight.sum(1), bias], 1).astype(np.float32)
     tile, cluster_rows = 64 if is_small else 128, 512 if "clusters" in variants else 256
     tiles = tile, width * tile // cluster_rows
     factors = TensorMap(given[0], tiles[0]), TensorMap(given[1], tiles[1], is_weight=True)
     arguments: list[Argument | TensorMap] = [*factors, TensorMap(out, WARP_ROWS), out]
     arguments += [*given[2:], slices]
-    moments = oracle.moments(x, moment_columns(depth)).astype(np.float32)
-    arguments += [of_columns, moments, divisors]
+    arguments += [of_columns / 2 if kind == "up_int8" else of_columns, moments, divisors]
     arguments += [SAMPLING, SLOTS[:rows], min(rows, len(SLOTS)), unit, rows]
     shared = shared_bytes(width, depth * given[0].itemsize, 1 + ("stores" in variants))
     cluster = Cluster(text, THREADS, shared, tuple(arguments), rows, "pdl" in variants)
@@ -175,13 +210,18 @@ def run(
     has_bias, silu, has_residual = KINDS[kind]
     if is_normed:
         x = oracle.layer_norm(x)
-    y = x @ weight.T * (scales if is_e4m3 else 1) + (bias if has_bias else 0)
+    if kind == "up_int8":
+        x = x * moments[:, None]
+    y = x @ weight.T * (scales if is_8bit else 1) + (bias if has_bias else 0)
     y[:, columns - padding :] = -np.inf
     lost = np.zeros((rows, 1))
     if is_normed:  # of what sums lack
         lost = np.abs(np.resize(MEANS, rows))[:, None] * 1e-6
-    if silu and "tanh" in variants and not is_e4m3:
+    if silu and "tanh" in variants and not is_8bit:
         lost = lost + np.abs(y / 2 * np.tanh(y / 2)) * 2**-11
+    if kind == "up_int8":
+        y, lost = int8_inner(y, divisors)
+        return Run(out, slices, y, SLOTS[:rows], lost, cluster.moved())
     y = y / (1 + np.exp(-y)) if silu else y
     y = y + residual if has_residual else y
     if kind == "up_e4m3":
@@ -201,6 +241,11 @@ def shared_bytes(width: int, row_bytes: int, patches: int) -> int:
     return stages * (128 + width) * 128 + 8 * 2048 * patches + 2 * 8 * stages
 
 
+def is_of_8_bits(kind: str) -> bool:
+    """Whether factors are e4m3 or int8: the ring of stages is twice as deep."""
+    return kind.endswith(("e4m3", "int8"))
+
+
 def check(kind: str, ran: Run, variants: str = "") -> None:
     """Hold all that a kernel wrote to float64.
 
@@ -211,6 +256,11 @@ def check(kind: str, ran: Run, variants: str = "") -> None:
         np.testing.assert_allclose(from_e4m3(out), y, rtol=2**-4 + 1e-5, atol=2**-10 + 1e-5)
         assert (out != round_e4m3(y)).sum() <= 2 + out.size // 1000  # sums next to a tie
         return
+    if kind == "up_int8":
+        assert (np.abs(out - y) <= lost).all()
+        assert (out != np.rint(y)).mean() < 0.04  # next to a tie
+        assert out.min() == -LARGEST_INT8 or len(out) == 1
+        return
     if kind == "slices":
         check_slices(slices, widened(out), slots, variants)
     there = np.isfinite(y[0])
@@ -220,7 +270,7 @@ def check(kind: str, ran: Run, variants: str = "") -> None:
     rounded_once = round_bfloat16(y.astype(np.float32))  # but for sums next to a tie
     few = lost.max(1) < 1e-5
     assert (out[few] != rounded_once[few]).sum() <= 2 + out[few].size // 1000
-    if kind in {"measured_down", "down_e4m3"}:
+    if kind in {"measured_down", "down_e4m3", "down_int8"}:
         wide = widened(out).astype(np.float64)
         moments = oracle.moments(wide, moment_columns(wide.shape[1]))
         np.testing.assert_allclose(slices, moments, rtol=2e-6, atol=1e-7)
@@ -246,7 +296,7 @@ def ran(kernels: dict[str, str]) -> Callable[[str, int], Run]:
 
     @cache
     def run_once(kind: str, rows: int) -> Run:
-        depth = (512 if rows == max(ROW_COUNTS) else 256) * (1 + kind.endswith("e4m3"))
+        depth = (512 if rows == max(ROW_COUNTS) else 256) * (1 + is_of_8_bits(kind))
         return run(kernels[f"{kind} {COLUMNS} {depth}"], kind, rows, depth)
 
     return run_once
@@ -254,7 +304,7 @@ def ran(kernels: dict[str, str]) -> Callable[[str, int], Run]:
 
 def run_variants(variants: str, name: str, rows: int) -> Run:
     """Run a kernel of these variants, as deep as `ran` runs today's."""
-    depth = (512 if rows == max(ROW_COUNTS) else 256) * (1 + name.endswith("e4m3"))
+    depth = (512 if rows == max(ROW_COUNTS) else 256) * (1 + is_of_8_bits(name))
     text = compile_kernels(f"variants={variants}")[f"{name} {COLUMNS} {depth}"]
     return run(text, name, rows, depth, variants=variants)
 
@@ -348,7 +398,7 @@ def test_mistakes_in_small_models_are_found(name: str, part: str, instead: str) 
 def test_small_tiles_give_the_same_bits(
     kernels: dict[str, str], ran: Callable[[str, int], Run], kind: str
 ) -> None:
-    depth, rows, name = 256 * (1 + kind.endswith("e4m3")), 129, f"{SMALL}{kind}"
+    depth, rows, name = 256 * (1 + is_of_8_bits(kind)), 129, f"{SMALL}{kind}"
     small, whole = run(kernels[f"{name} {COLUMNS} {depth}"], name, rows, depth), ran(kind, rows)
     np.testing.assert_array_equal(small.out, whole.out)
     np.testing.assert_array_equal(small.slices, whole.slices)
@@ -437,6 +487,38 @@ def test_every_product_of_the_benchmarks_is_right() -> None:
         rows = 257 if int(columns) < 8192 else 100
         if kind.removeprefix(SMALL) in KINDS:
             check(kind.removeprefix(SMALL), run(text, kind, rows, int(depth), int(columns)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "least", "most"), [("e4m3", 0.05, 0.06), ("int8", 0.02, 0.03)])
+def test_mixers_of_8_bits_are_this_far_from_float64(kind: str, least: float, most: float) -> None:
+    """A norm and two products, of a layer of d 512: rms, in units of the exact output's."""
+    shape, rows = ModelConfig(d_model=512, num_layers=1, num_heads=2, n_ctx=1, vocab_size=8), 64
+    (layer,) = fold(shape, random_tensors(shape), "").layers
+    tensors = int8_channel_mixer(layer) if kind == "int8" else float8_channel_mixer(layer)
+    x = round_bfloat16(np.random.default_rng(7).standard_normal((rows, 512), np.float32))
+    dtype, scales = tensors["up_weight"].dtype, np.zeros(rows, np.float32)
+    normed, inner, out = (
+        np.zeros((rows, width), kind) for width, kind in ((512, dtype), (2048, dtype), (512, "u2"))
+    )
+    norm = Kernel(printed("batch_kernels.mojo")[f"norm_{kind} 512"].decode())
+    norm.launch(rows // 8, 256, normed, scales, x, rows)
+    residual, slices = np.zeros_like(x), np.zeros((rows, 2, 2), np.float32)
+    for name, given, result in (("up", normed, inner), ("down", inner, out)):
+        weight = tensors[f"{name}_weight"]
+        factors = TensorMap(given, 128), TensorMap(weight, 128), TensorMap(result, WARP_ROWS)
+        columns = tensors[f"{name}_columns"], scales, tensors["up_divisors"]
+        arguments = *factors, result, x, residual, slices, *columns, SAMPLING, SLOTS[:rows], rows
+        text = compile_kernels("wide")[f"{name}_{kind} {len(weight)} {weight.shape[1]}"]
+        shared = shared_bytes(256, given.nbytes // rows, 1)
+        Cluster(text, THREADS, shared, (*arguments, NO_UNIT, rows), seed=0).run()
+    one = in_float64(layer)
+    exact = oracle.layer_norm(widened(x).astype(np.float64))
+    exact = exact * one.channel_norm_weight + one.channel_norm_bias
+    exact = silu(exact @ one.up_weight + one.up_bias) @ one.down_weight + one.down_bias
+    error = np.sqrt(((widened(out) - exact) ** 2).mean() / (exact**2).mean())
+    print(f"{kind}: {error:.4f}")
+    assert least < error < most
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs CUDA's assembler, ptxas")

@@ -8,7 +8,7 @@ from max.gpu.host import get_gpu_target
 from srm.embedding import embed_thread
 from srm.expand import _Rows
 from srm.mixer import _Unit
-from srm.norm_e4m3 import normalise_rows
+from srm.norm_8bit import normalise_rows
 from srm.slots import _SlotCopy
 from srm.taps import _Taps
 from srm._values import Values
@@ -198,10 +198,12 @@ def main():
             print("===", "gather" if gathers else "scatter", values)
             print(copier.asm)
     comptime for d in [512, 1024]:
-        var normaliser = compile_info[
-            normalise_rows[d, 16 * 512 // d, PDL],
-            emission_kind=KIND,
-            target=TARGET,
-        ]()
-        print("=== norm_e4m3", d)
-        print(normaliser.asm)
+        comptime for dtype in [DType.float8_e4m3fn, DType.int8]:
+            var normaliser = compile_info[
+                normalise_rows[dtype=dtype, d, 16 * 512 // d, PDL],
+                emission_kind=KIND,
+                target=TARGET,
+            ]()
+            comptime name = "norm_int8" if dtype == DType.int8 else "norm_e4m3"
+            print("===", name, d)
+            print(normaliser.asm)

@@ -4,7 +4,8 @@ MAX is stopped once it has written the Mojo of the graphs, which takes seconds. 
 from the sequence of calls beside it, is what a step launches, in order, and what else is done in a
 step and when weights are bound. `python -m tests.kit.ptx.lowered KIND:WIDTH …` prints it as JSON,
 in a process of its own, since a virtual GPU cannot be taken back. KIND is a product in bfloat16,
-"float8", or a variant of "own"; WIDTH may also be the name of a bundled model.
+"float8", or a variant of "own", "int8" one of float8's; WIDTH may also be the name of a bundled
+model.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def main(argv: list[str]) -> int:
         kind, width = name.split(":")
         shape = shape_of(width)
         scope = f"{kind}_{width}."
-        dtype = FLOAT8 if kind == "float8" else DType.bfloat16
+        dtype = FLOAT8 if kind in {"float8", "int8"} else DType.bfloat16
         product = cast(Product, kind if kind in OPS else "own")
         variants = frozenset({kind} & {*VARIANTS})
         graph = build_step_graph(shape, dtype, device, scope, module, product, variants=variants)

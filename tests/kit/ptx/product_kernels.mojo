@@ -8,7 +8,7 @@ Those whose tiles have LEAST_ROWS are named "small_" and so on.
 """
 
 from max.gpu.host import get_gpu_target
-from srm.products._sm90_epilogue import E4M3, Parts
+from srm.products._sm90_epilogue import E4M3, I8, Parts
 from srm.products._sm90_kernel import LEAST_ROWS, MOST_ROWS, product_kernel
 from std.compile import compile_info
 from std.sys import get_defined_string, is_defined
@@ -35,6 +35,10 @@ comptime MEASURED_DOWN = Parts(
 comptime UP_E4M3 = Parts(silu=True, factors=E4M3, variants=VARIANTS)
 comptime DOWN_E4M3 = Parts(
     residual=True, moments=True, factors=E4M3, variants=VARIANTS
+)
+comptime UP_INT8 = Parts(silu=True, factors=I8, variants=VARIANTS)
+comptime DOWN_INT8 = Parts(
+    residual=True, moments=True, factors=I8, variants=VARIANTS
 )
 
 
@@ -66,6 +70,8 @@ def main():
             show[8192, d, SLICES]("slices")
             show[4 * d, d, UP_E4M3]("up_e4m3")
             show_both[d, 4 * d, DOWN_E4M3]("down_e4m3")
+            show[4 * d, d, UP_INT8]("up_int8")
+            show_both[d, 4 * d, DOWN_INT8]("down_int8")
     elif is_defined["narrow"]():
         comptime for d in [128, 256, 384]:
             show[4 * d, d, NORMED_UP]("normed_up")
@@ -92,6 +98,8 @@ def main():
         comptime for K in [512, 1024]:
             show[512, K, UP_E4M3]("up_e4m3")
             show[512, K, DOWN_E4M3]("down_e4m3")
+            show[512, K, UP_INT8]("up_int8")
+            show[512, K, DOWN_INT8]("down_int8")
         comptime if not is_defined["variants"]():
             show[512, 256, UP, LEAST_ROWS]("small_up")
             show[512, 256, DOWN, LEAST_ROWS]("small_down")
@@ -104,3 +112,5 @@ def main():
         show[512, 256, MEASURED_DOWN, LEAST_ROWS]("small_measured_down")
         show[512, 512, UP_E4M3, LEAST_ROWS]("small_up_e4m3")
         show[512, 512, DOWN_E4M3, LEAST_ROWS]("small_down_e4m3")
+        show[512, 512, UP_INT8, LEAST_ROWS]("small_up_int8")
+        show[512, 512, DOWN_INT8, LEAST_ROWS]("small_down_int8")

@@ -141,6 +141,14 @@ def test_mixers_that_no_product_can_do_are_refused() -> None:
             choose_variants(["mixed"], "own", model, BF16)
 
 
+def test_int8_is_of_float8() -> None:
+    assert choose_variants(["int8"], "own", WIDE, FLOAT8) == {"int8"}
+    with pytest.raises(
+        ConfigError, match=r"variants = int8: it is of dtype = float8, this is bfloat16"
+    ):
+        choose_variants(["int8"], "own", WIDE, BF16)
+
+
 def test_graphs_of_variants_differ() -> None:
     shapes = {
         graph_shape(WIDE, BF16, "own", variants=frozenset(names)) for names in ("", "a", "ab")
