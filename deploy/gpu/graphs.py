@@ -57,6 +57,14 @@ OF_CALLS = {
     "6": _steps("", "mixed")
     | {"d 512, rejection": f"{STEP} --d-model 512 --dtype bfloat16 --variants rejection"},
     "8": _steps("", "pdl"),
+    "9": {
+        f"{what} of d {width:,}, {names or 'float8'}": (
+            f"{module} --d-model {width} --dtype float8" + f" --variants {names}" * bool(names)
+        )
+        for width in (512, 1024)
+        for names in ("", "int8")
+        for what, module in (("steps", STEP), ("ops", OPS))
+    },
 }
 """The same for calls that need other graphs, and are packed alone."""
 

@@ -1,8 +1,8 @@
 """`srm bench turns`: products of a GPU, today's and those of variants, in turns on a hot card.
 
-Each way to compute a product has the same inputs, and all take turns of some milliseconds, so that
-clocks and temperature are the same for all. A time is that of one of many calls in a row, whose
-weights may stay in the cache.
+Each way to compute a product has the same inputs, but for int8 in the place of float8, and all take
+turns of some milliseconds, so that clocks and temperature are the same for all. A time is that of
+one of many calls in a row, whose weights may stay in the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from research.bench.engine.ops import PRODUCTS, Ops, Variant
 from research.bench.frame import Record, note, random_shape, run, table
 from research.bench.peaks.timing import seconds_per_call
 from srm.engine.device.linear import graph_dtype
-from srm.engine.device.products import choose_product, choose_variants
+from srm.engine.device.products import FLOAT8, choose_product, choose_variants
 from srm.engine.device.runner import open_device
 
 TODAY = "today"
@@ -61,14 +61,17 @@ def _ops(config: TurnsConfig, width: int, way: str, device: Device) -> Ops:
     names = [] if way == TODAY else way.split("+")
     variants = choose_variants(names, product, model, dtype)
     variant = Variant(model, dtype, product, True, variants)
-    return Ops(variant, device, config.cache_dir.expanduser(), PRODUCTS)
+    return Ops(variant, device, config.cache_dir.expanduser(), () if dtype == FLOAT8 else PRODUCTS)
 
 
 def _measure(
     ways: dict[str, Ops], device: Device, name: str, rows: int, config: TurnsConfig
 ) -> dict[str, Any]:
     given = ways[TODAY].upload(name, rows)
-    calls = {way: ops.bind(name, given) for way, ops in ways.items()}
+    calls = {
+        way: ops.bind(name, ops.upload(name, rows) if "int8" in way else given)
+        for way, ops in ways.items()
+    }
     (seconds,) = seconds_per_call(calls[TODAY], device.synchronize, 1, TURN_S)
     count = max(1, round(TURN_S / seconds))
     turns = {way: partial(_repeat, call, count, device) for way, call in calls.items()}

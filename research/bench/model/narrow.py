@@ -1,10 +1,10 @@
 """Channel mixers with 8-bit factors, emulated on a CPU, and how far each is from float64 alone.
 
-float8 is computed as the engine does. int8 has no kernel: this says whether one is worth it. Its
+float8 is computed as the engine does, and int8 as its kernels do and in ways that they do not. Its
 normalised rows have a scale each, and its weights one for each output. An inner row's scale would
-be known only once it is complete, so a kernel would have scales fixed by column instead, from rows
-seen before. A Hadamard transform of each 16 neighbours, which weights undo, spreads what is large
-over all 16.
+be known only once it is complete, so scales are fixed by column instead, from rows seen before, or
+from noise in the kernels. A Hadamard transform of each 16 neighbours, which weights undo, spreads
+what is large over all 16.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from srm.engine.config import ModelConfig
-from srm.engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
+from srm.engine.weights.float8 import (
+    INNER,
+    LARGEST_INT8,
+    TURNED,
+    float8_channel_mixer,
+    from_e4m3,
+    int8_channel_mixer,
+    norm_scale,
+    turned,
+)
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import LayerWeights, fold
 
 DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""
 FLOAT32_BITS = 24
-LARGEST = 127
-"""The largest int8 code, whose negative exists too."""
-TURNED = 16
-"""Neighbours that a Hadamard transform mixes."""
 WIDTH, SEEN, TRIED = 512, 4096, 256
 """d_model of random mixers, rows that fix their scales, and rows of which errors are told."""
 
@@ -60,7 +65,7 @@ Source = tuple[LayerWeights, Tensor, Tensor]
 
 
 class Float8Mixer:
-    """A channel mixer as `srm_norm_e4m3`, `srm_up_e4m3` and `srm_down_e4m3` compute it, but for the
+    """A channel mixer as `srm_norm_8bit`, `srm_up_8bit` and `srm_down_8bit` compute it, but for the
     residual. Its scales follow from the weights."""
 
     is_fixed = False
@@ -76,8 +81,7 @@ class Float8Mixer:
         width = x.shape[-1]
         normed = to_e4m3(F.layer_norm(x, [width], eps=1e-5) * norm_scale(width))
         inner = to_e4m3(F.silu(self._product("up", normed)) / self._tensors["up_divisors"])
-        stored = inner.view(*x.shape[:-1], -1, len(INNER))[..., INNER].flatten(-2)
-        return self._product("down", stored)
+        return self._product("down", _in_inner_order(inner))
 
     def fix(self) -> None:
         """Do nothing."""
@@ -98,6 +102,33 @@ class Float8Mixer:
         return sums
 
 
+class KernelInt8Mixer:
+    """The same of those kernels in int8."""
+
+    is_fixed = False
+
+    def __init__(self, layer: LayerWeights) -> None:
+        self._tensors = {
+            name: torch.from_numpy(value.astype(np.float32))
+            for name, value in int8_channel_mixer(layer).items()
+        }
+        self._tensors["up_columns"] *= 2
+
+    def run(self, x: Tensor) -> Tensor:
+        normed = round_rows(_turned(F.layer_norm(x, x.shape[-1:], eps=1e-5)))
+        inner = _turned(_in_inner_order(F.silu(self._product("up", normed))))
+        codes = inner * _in_inner_order(self._tensors["up_divisors"])
+        return self._product("down", codes.round().clamp(-LARGEST_INT8, LARGEST_INT8))
+
+    def fix(self) -> None:
+        """Do nothing."""
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
+        scale, bias = self._tensors[f"{name}_columns"].T
+        y: Tensor = F.linear(x, self._tensors[f"{name}_weight"]) * scale + bias
+        return y
+
+
 class Int8Mixer:
     """A channel mixer of int8 factors. What fixed scales are for is not rounded before `fix`."""
 
@@ -114,25 +145,28 @@ class Int8Mixer:
         if not self.is_fixed:
             inner = round_rows(inner)
         elif len(self._scale):
-            inner = (inner / self._scale).round().clamp(-LARGEST, LARGEST)
+            inner = (inner / self._scale).round().clamp(-LARGEST_INT8, LARGEST_INT8)
         else:
             self._largest = self._largest.maximum(inner.abs().flatten(0, -2).amax(0))
         return F.linear(inner, self._down, self._down_bias)
 
     def fix(self) -> None:
         """Make the largest values so far the largest of int8; weights multiply with the scales."""
-        self._scale = self._largest.clamp(min=1e-30) / LARGEST
+        self._scale = self._largest.clamp(min=1e-30) / LARGEST_INT8
         self._down = round_rows(self._down * self._scale)
 
     def _turn(self, name: str, x: Tensor) -> Tensor:
-        if name not in self._turned:
-            return x
-        hadamard = torch.ones(1, 1)
-        while len(hadamard) < TURNED:
-            hadamard = torch.kron(hadamard, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
-        parts = x.reshape(*x.shape[:-1], -1, TURNED)
-        turned: Tensor = (parts @ (hadamard / math.sqrt(TURNED))).flatten(-2)
-        return turned
+        return _turned(x) / math.sqrt(TURNED) if name in self._turned else x
+
+
+def _turned(x: Tensor) -> Tensor:
+    hadamard = torch.from_numpy(turned(np.eye(TURNED, dtype=np.float32)))
+    parts: Tensor = (x.reshape(*x.shape[:-1], -1, TURNED) @ hadamard).flatten(-2)
+    return parts
+
+
+def _in_inner_order(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:-1], -1, len(INNER))[..., INNER].flatten(-2)
 
 
 def to_e4m3(x: Tensor) -> Tensor:
@@ -142,7 +176,7 @@ def to_e4m3(x: Tensor) -> Tensor:
 
 def round_rows(x: Tensor) -> Tensor:
     """Round to int8 times a scale of each row."""
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / LARGEST
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / LARGEST_INT8
     return (x / scale).round() * scale
 
 

@@ -6,8 +6,8 @@ behind them, as on an H100. Not emulated are the orders of sums.
 What is said of an H100's tensor cores (DeepSeek-V3's report, arXiv 2412.19437, 3.3.2) is that they
 keep 14 bits of a sum of float8 products: a case of its own cuts sums to that after each 32 of them.
 With random weights distributions are flat, and greedy tokens tie more than in a trained model.
-int8 is of channel mixers as float8 is, and has no kernel (`narrow.py`). Channel mixers are compared
-alone as well.
+int8 is of channel mixers as float8 is, as its kernels have it and in ways that have none
+(`narrow.py`). Channel mixers are compared alone as well.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from research.bench.model.narrow import (
     Float8Mixer,
     Int8,
     Int8Mixer,
+    KernelInt8Mixer,
     Mixer,
     Source,
     measure_mixers,
@@ -72,6 +73,7 @@ CASES = {
     "int8, h fixed": Case("bfloat16", partial(Int8Mixer, way=Int8(True))),
     "int8, h fixed and turned": Case("bfloat16", partial(Int8Mixer, way=Int8(True, "h"))),
     "int8, h fixed, h and x turned": Case("bfloat16", partial(Int8Mixer, way=Int8(True, "hx"))),
+    "int8, as in the kernel": Case("bfloat16", KernelInt8Mixer),
 }
 
 
@@ -128,9 +130,10 @@ def markdown(record: Record) -> list[str]:
     lines = [
         "Errors of logits are in units of the largest exact one. Greedy: the share of positions",
         "whose likeliest token is that of float64. KL: of the distribution at temperature 1 from",
-        "that of float64, in nats. Sums of 14 bits are a bound. int8 has no kernel; x and h, which",
-        "products take, have scales by row, or fixed ones by column; turned is by Hadamard",
-        "transforms of 16 columns. See `precision.py` and `narrow.py` of `research/bench/model/`.",
+        "that of float64, in nats. Sums of 14 bits are a bound. In int8 x and h, which products",
+        "take, have scales by row, or fixed ones by column; turned is by Hadamard transforms of 16",
+        "columns. The kernel has both turned, and h fixed by noise. See `precision.py` and",
+        "`narrow.py` of `research/bench/model/`.",
     ]
     for model in record["models"]:
         shape = model["config"]

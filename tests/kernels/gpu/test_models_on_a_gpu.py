@@ -26,7 +26,7 @@ from srm.engine.process.engine import Engine
 from srm.engine.steps.batch import FROM_DEVICE, I32
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import Weights, fold
-from tests.kernels.product_checks import float8_mixer
+from tests.kernels.product_checks import float8_mixer, int8_mixer
 from tests.kit.engines.numpy_runner import F64, Kept, as_it_is, feed, in_float64
 
 pytestmark = pytest.mark.gpu
@@ -74,18 +74,22 @@ def divergence(logp: F64, logq: F64) -> float:
     return float((p * (logp - logq) - p + q).sum(2).mean())
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
+@pytest.mark.parametrize(
+    ("dtype", "variants"), [("bfloat16", ()), ("float8", ()), ("float8", ("int8",))]
+)
 @pytest.mark.parametrize("width", [1024, 512])
 def test_the_likeliest_tokens_are_those_of_float64(
-    width: int, dtype: Dtype, kept_graphs: Path
+    width: int, dtype: Dtype, variants: tuple[VariantName, ...], kept_graphs: Path
 ) -> None:
-    model, config = random_shape(width), StepsConfig(cache_dir=kept_graphs)
+    model = random_shape(width)
+    config = StepsConfig(cache_dir=kept_graphs, variants=variants)
     prompts = np.random.default_rng(1).integers(model.vocab_size, size=(PROMPTS, LENGTH)).tolist()
     runner = random_runner(model, config, dtype, LENGTH)
     top, logprobs = scored(model, runner, prompts)
     runner.close()
     weights = fold(model, random_tensors(model), "random")
-    mixers = [float8_mixer(layer) for layer in weights.layers if dtype == "float8"]
+    mixer = int8_mixer if variants else float8_mixer
+    mixers = [mixer(layer) for layer in weights.layers if dtype == "float8"]
     exact, narrow = in_float64(weights), in_float64(weights, rounded)
     tables = (
         np.stack([logprobs_of(exact, ids) for ids in prompts]),
@@ -93,7 +97,8 @@ def test_the_likeliest_tokens_are_those_of_float64(
     )
     logp, logr = (np.take_along_axis(table, top, axis=2) for table in tables)
     ours, allowed = divergence(logp, logprobs), divergence(logp, logr)
-    print(f"d {width}, {dtype}: divergence {ours:.3g}, of rounding {allowed:.3g}")
+    how = " ".join([dtype, *variants])
+    print(f"d {width}, {how}: divergence {ours:.3g}, of rounding {allowed:.3g}")
     assert ours < MOST * allowed
 
 

@@ -30,7 +30,8 @@ MOST_WRONG = 16
 def ops_of(width: int, dtype: Dtype, folder: Path, way: str = "") -> Ops:
     names = frozenset(filter(None, way.split("+")))
     variant = Variant(random_shape(width), graph_dtype(dtype), "own", bound=True, variants=names)
-    return Ops(variant, open_device("gpu"), folder, PRODUCTS if way else ())
+    only = PRODUCTS if way and dtype == "bfloat16" else ()
+    return Ops(variant, open_device("gpu"), folder, only)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 8, 64, 129, 1000, 4096, 65_536])
@@ -50,6 +51,15 @@ def test_a_variant_is_within_rounding_of_float64(
     width: int, way: str, name: str, rows: int, kept_graphs: Path
 ) -> None:
     check(ops_of(width, "bfloat16", kept_graphs, way), "bfloat16", name, rows)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 129, 4096, 65_536])
+@pytest.mark.parametrize("name", OPS["float8"])
+@pytest.mark.parametrize("width", [1024, 512])
+def test_int8_is_within_rounding_of_float64(
+    width: int, name: str, rows: int, kept_graphs: Path
+) -> None:
+    check(ops_of(width, "float8", kept_graphs, "int8"), "float8", name, rows)
 
 
 def check(ops: Ops, dtype: Dtype, name: str, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import torch
 from torch.nn import functional as F
 
 from research.bench.engine.ops import widened
-from research.bench.model.narrow import Float8Mixer, Int8, Int8Mixer, folded, measure_mixers
+from research.bench.model.narrow import (
+    Float8Mixer,
+    Int8,
+    Int8Mixer,
+    KernelInt8Mixer,
+    Mixer,
+    folded,
+    measure_mixers,
+)
 from research.bench.model.precision import (
     CASES,
     Case,
@@ -24,6 +33,7 @@ from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
+from srm.engine.weights.weights import LayerWeights
 from srm.errors import ConfigError
 from srm.training.checkpoint import load_model
 from srm.training.huggingface.mixers_srm import Block
@@ -100,11 +110,17 @@ def by_rows_in_int8(x: torch.Tensor) -> torch.Tensor:
 def test_transforms_help_where_channels_differ() -> None:
     """And scales that are fixed by other rows cost little."""
     ways = [Int8(), Int8(True), Int8(True, "h"), Int8(True, "hx")]
-    cases = {str(number): partial(Int8Mixer, way=way) for number, way in enumerate(ways)}
+    cases: dict[str, Callable[[LayerWeights], Mixer]] = {
+        str(number): partial(Int8Mixer, way=way) for number, way in enumerate(ways)
+    }
+    cases |= {"kernel": KernelInt8Mixer, "float8": Float8Mixer}
     with torch.inference_mode():
-        gaussian, outliers = measure_mixers({}, cases | {"float8": Float8Mixer})
+        gaussian, outliers = measure_mixers({}, cases)
     errors = [list(result["errors"].values()) for result in (gaussian, outliers)]
-    expected = [0.0187, 0.022, 0.018, 0.018, 0.054], [0.031, 0.032, 0.027, 0.019, 0.054]
+    expected = (
+        [0.0187, 0.022, 0.018, 0.018, 0.025, 0.054],
+        [0.031, 0.032, 0.027, 0.019, 0.026, 0.054],
+    )
     np.testing.assert_allclose(errors, expected, rtol=0.1)
 
 
@@ -130,7 +146,7 @@ def test_every_case_is_measured(tmp_path: Path) -> None:
     by_loss = [divergences[name] for name in ("float32", "bfloat16", "int8", "float8")]
     assert by_loss == sorted(by_loss)
     assert by_loss[0] < 1e-9 and by_loss[1] > 1e-5
-    assert sum(line.startswith("| int8") for line in markdown(record)) == 8
+    assert sum(line.startswith("| int8") for line in markdown(record)) == 10
     assert [mixers["name"] for mixers in record["mixers"]] == ["Gaussian", "outliers"]
     with pytest.raises(ConfigError, match="nothing to do"):
         measure(PrecisionConfig(demo_model=nowhere, random_widths=()))
