@@ -40,7 +40,11 @@ from .products._sm90_epilogue import (
 )
 
 comptime SHARE[dtype: DType] = 16 if dtype == I8 else 8
-"""Neighbouring values of a lane."""
+"""Neighbouring values of a lane.
+
+Parameters:
+    dtype: Of y.
+"""
 comptime LEAST = 1e-30
 """What the largest value of a row counts as at least, where it is divided by."""
 comptime WARPS = 8

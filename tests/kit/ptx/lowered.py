@@ -130,10 +130,10 @@ def shape_of(name: str) -> ModelConfig:
 def main(argv: list[str]) -> int:
     device, module = open_target(PrecompileConfig()), Module()
     declared = {}
-    for name in argv:
+    for number, name in enumerate(argv):
         kind, width = name.split(":")
         shape = shape_of(width)
-        scope = f"{kind}_{width}."
+        scope = f"g{number}."  # of all of them MAX makes the name of a file
         dtype = FLOAT8 if kind in {"float8", "int8"} else DType.bfloat16
         product = cast(Product, kind if kind in OPS else "own")
         variants = frozenset({kind} & {*VARIANTS})
