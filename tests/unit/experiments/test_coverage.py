@@ -336,6 +336,8 @@ def _results(
         ([0] * 9, [30] * 9, 1.0, 0, "fails here: in 100 processor seconds"),
         ([1] * 99, [60] * 99, 1.0, 1, "fails here: in 100 processor seconds"),
         ([0, 50] * 5, [50, 0] * 5, 1.0, 0, "is not decided here: in 100 processor"),
+        ([0, 0, 50] * 3, [50, 50, 0] * 3, 1.0, 0, "is not decided here: in 100 processor"),
+        ([0, 50, 50] * 3, [50, 0, 0] * 3, 1.0, 0, "is not decided here: in 100 processor"),
         ([40] * 99, [1] * 99, 1.0, 40, "is no better than guesses: in 100 processor"),
         ([1] * 99, [40] * 99, 1.0, 90, "is no better than guesses: in 100 processor"),
         ([0, 50] * 5, [50, 0] * 5, 1.0, 50, "is no better than guesses: in 100 processor"),
