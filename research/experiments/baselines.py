@@ -1,6 +1,7 @@
 """`research.experiments baselines`: SRM, and what the paper compares it with, trained alike.
 
-They are trained once with as many parameters as SRM has, and once more for as much processor time.
+They are trained once with as many parameters as SRM has, and once more for as much processor time,
+by its clock.
 Each model takes the learning rate, of several, that gives it the least loss with the first seed:
 what suits one is too much for another. Where that is the least or the largest of them, rates beyond
 it are tried too. The paper measured its losses on FineWeb-edu, at widths near ours in proportion,
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import mean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +75,17 @@ def width_of(make: MakeModel, parameters: int, most: int) -> int:
     return min(range(MULTIPLE, most + 1, MULTIPLE), key=distance)
 
 
+class Length(NamedTuple):
+    """The learning rate of a run, and how many updates it makes, or for how many seconds."""
+
+    rate: float
+    steps: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} {self.steps or f'{self.seconds:g} s'}"
+
+
 class Trials:
     """Training runs of each model at its width, with any learning rate and number of steps."""
 
@@ -92,25 +105,28 @@ class Trials:
         return list(self._make)
 
     def run(
-        self, of: Mapping[str, tuple[float, int]], seeds: Sequence[int] = (), is_trial: bool = False
+        self, of: Mapping[str, Length], seeds: Sequence[int] = (), is_trial: bool = False
     ) -> dict[str, list[Numbers]]:
-        """Return each model's results with the learning rate and the number of steps that `of`
-        gives it. A trial may diverge."""
-        names = {f"{name} {rate:g} {steps}": name for name, (rate, steps) in of.items()}
-        cases = {case: self._case(name, *of[name]) for case, name in names.items()}
+        """Return each model's results with the learning rate and the length that `of` gives it. A
+        trial may diverge."""
+        names = {f"{name} {length}": name for name, length in of.items()}
+        cases = {case: self._case(name, of[name]) for case, name in names.items()}
         if is_trial:
             cases = {case: or_worst(measure) for case, measure in cases.items()}
         losses = run_cases(self._config, cases, {"texts": self._corpus.sha256}, seeds)
         return {names[case]: results for case, results in losses.items()}
 
-    def _case(self, name: str, rate: float, steps: int) -> Callable[[int], Numbers]:
+    def _case(self, name: str, length: Length) -> Callable[[int], Numbers]:
         width = self._widths[name]
-        full = {"precision": "float32"} if name in IN_FLOAT32 else {}
+        full: dict[str, Any] = {"precision": "float32"} if name in IN_FLOAT32 else {}
 
         def measure(seed: int) -> Numbers:
             make = partial(self._make[name], width)
-            _, _, took = fit_text(self._corpus, self._config, make, seed, steps, rate, **full)
-            return {"width": width, "learning_rate": rate, "steps": steps, **took}
+            how = seed, length.steps, length.rate
+            minutes = length.seconds / 60
+            _, _, took = fit_text(self._corpus, self._config, make, *how, minutes=minutes, **full)
+            steps = len(took["training_losses"])
+            return {"width": width, "learning_rate": length.rate, "steps": steps, **took}
 
         return measure
 
@@ -120,7 +136,7 @@ def try_rates(config: Settings, trials: Trials) -> dict[str, dict[float, Numbers
     tried: dict[str, dict[float, Numbers]] = {name: {} for name in trials.names}
 
     def run(rates: Mapping[str, float]) -> None:
-        of = {name: (rate, config.steps) for name, rate in rates.items()}
+        of = {name: Length(rate, config.steps) for name, rate in rates.items()}
         for name, (result,) in trials.run(of, config.seeds[:1], is_trial=True).items():
             tried[name][rates[name]] = result
 
@@ -136,15 +152,6 @@ def rate_beyond(tried: Mapping[float, Numbers]) -> float:
     0."""
     best = best_rate(tried)
     return best * 2 if best == max(tried) else best / 2 if best == min(tried) else 0.0
-
-
-def equal_time(results: Results, steps: int) -> dict[str, int]:
-    """Return how many steps each model makes in the processor time that the reference takes for
-    `steps`."""
-    seconds = {
-        name: median(times) for name, times in values_of(results, "processor_seconds").items()
-    }
-    return {name: max(1, round(steps * seconds[REFERENCE] / seconds[name])) for name in results}
 
 
 def along(runs: Sequence[Numbers]) -> list[float]:
@@ -196,7 +203,8 @@ def page(
         rows = [
             [
                 *(name, str(runs[0]["width"]), f"{runs[0]['parameters']:,}"),
-                *(f"{runs[0]['learning_rate']:g}", str(runs[0]["steps"])),
+                f"{runs[0]['learning_rate']:g}",
+                f"{mean(run['steps'] for run in runs):.0f}",
                 f"{mean(run['processor_seconds'] for run in runs):.0f}",
                 *(spread(ours[name]), number(FINEWEB.get(name)), number(FINEMATH.get(name))),
             ]
@@ -242,9 +250,11 @@ def run(config: Settings) -> Report:
     trials = Trials(config, standard_library(config.max_vocab_size))
     tried = try_rates(config, trials)
     rates = {name: best_rate(losses) for name, losses in tried.items()}
-    parameters = trials.run({name: (rate, config.steps) for name, rate in rates.items()})
-    steps = equal_time(parameters, config.steps)
-    time = trials.run({name: (rate, steps[name]) for name, rate in rates.items()})
+    by_steps = {name: Length(rate, config.steps) for name, rate in rates.items()}
+    parameters = trials.run(by_steps)
+    seconds = median(run["processor_seconds"] for run in parameters[REFERENCE])
+    by_clock = {name: Length(rate, 0, seconds) for name, rate in rates.items()}
+    time = trials.run(by_clock | {REFERENCE: by_steps[REFERENCE]})
     results = {
         f"{name}, rate {rate:g}": [value]
         for name, of in tried.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from research.experiments.baselines import (
@@ -10,7 +12,6 @@ from research.experiments.baselines import (
     Settings,
     along,
     crossings,
-    equal_time,
     overtaken,
     page,
     rate_beyond,
@@ -27,7 +28,7 @@ NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2", "RWKV-4"]
 
 
 @pytest.mark.usefixtures("library")
-def test_all_models_are_trained_and_shown(run_experiment: Experiment) -> None:
+def test_all_models_are_trained_and_shown(tmp_path: Path, run_experiment: Experiment) -> None:
     sizes = {"d_model": 16, "learning_rates": (1e-9, 1e-2), "further_rates": 1}
     record, text, picture = run_experiment("baselines", **sizes)
     results = record["results"]
@@ -48,6 +49,8 @@ def test_all_models_are_trained_and_shown(run_experiment: Experiment) -> None:
         assert {item["learning_rate"] for item in same + as_long} == {best}
         assert {item["steps"] for item in same} == {2}
         assert len(as_long[0]["training_losses"]) == as_long[0]["steps"] >= 1
+        by_clock = [*(tmp_path / "results").rglob(f"{name.replace(' ', '_')}_*_s-0.json")]
+        assert len(by_clock) == (name != "SRM")
         assert f"<!-- {name} -->" in picture
         wants = "float32" if name == "RWKV-4" else as_long[0]["precision"]
         assert {item["precision"] for item in same} == {wants}
@@ -98,14 +101,6 @@ def result(loss: float, seconds: float) -> Numbers:
     sizes = {"width": 8, "parameters": 1_000, "learning_rate": 0.006, "steps": 100}
     took = {"processor_seconds": seconds, "training_losses": losses}
     return {"loss": loss, **took, **sizes}
-
-
-def test_steps_of_equal_time_go_by_the_median_processor_time() -> None:
-    seconds = {"SRM": [10.0, 11.0, 90.0], "Transformer": [22.0, 21.0, 23.0], "Mamba 2": [4.0] * 3}
-    results = {
-        name: [result(3.0, duration) for duration in times] for name, times in seconds.items()
-    }
-    assert equal_time(results, 100) == {"SRM": 100, "Transformer": 50, "Mamba 2": 275}
 
 
 def test_the_page_has_both_comparisons() -> None:
