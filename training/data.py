@@ -97,21 +97,20 @@ class CountdownBatches:
 
 class RegexBatches:
     """Batches of about `tokens` tokens, rows of tasks of a regex from examples that are computed
-    each as if it stood alone: inputs and targets, int64 [rows, n_ctx]. Answers are learned, and in
-    every `WHOLE_EVERY`-th batch every token but the first ones. No task is held out."""
+    each as if it stood alone, and of which the answers are learned: inputs and targets, int64
+    [rows, n_ctx]. None is held out."""
 
     def __init__(self, seed: int, tokens: int, n_ctx: int) -> None:
         self._seed, self._rows, self._n_ctx = seed, max(1, tokens // n_ctx), n_ctx
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        learns_all = index % WHOLE_EVERY == WHOLE_EVERY - 1
-        return self._drawn(f"{self._seed} {index}", False, learns_all)
+        return self._drawn(f"{self._seed} {index}", is_held_out=False)
 
     def evaluation(self, count: int) -> list[tuple[Tensor, Tensor]]:
         """Return batches of held-out tasks, the same ones for every model."""
-        return [self._drawn(f"{index}", True, learns_all=False) for index in range(count)]
+        return [self._drawn(f"{index}", is_held_out=True) for index in range(count)]
 
-    def _drawn(self, seed: str, is_held_out: bool, learns_all: bool) -> tuple[Tensor, Tensor]:
+    def _drawn(self, seed: str, is_held_out: bool) -> tuple[Tensor, Tensor]:
         """Draw as many tasks as there is room for, and put each into the first row that has room,
         long ones first; a few short ones find none."""
         ids = regex_tokenizer.IDS
@@ -132,7 +131,7 @@ class RegexBatches:
             places = (row for row, at in enumerate(lengths) if at + len(tokens) <= self._n_ctx)
             if (row := next(places, None)) is None:
                 continue
-            learned = 1 if learns_all else tokens.index(answer) + 1
+            learned = tokens.index(answer) + 1
             first, last = lengths[row], lengths[row] + len(tokens)
             inputs[row, first:last] = torch.tensor(tokens)
             targets[row, first + learned - 1 : last - 1] = inputs[row, first + learned : last]
