@@ -138,8 +138,8 @@ def test_a_row_is_full_of_tasks_of_which_regexes_are_learned() -> None:
         assert used > 0.9 * inputs.numel()
     for inputs, targets in batches.evaluation(2):
         answers = targets[0][targets[0] != IGNORED].tolist()
-        regex = "".join(VOCABULARY[token] for token in answers[: answers.index(IDS[END])])
-        assert regexes.is_held_out(regex) and IDS[regexes.ANSWER] in inputs[0]
+        text = "".join(VOCABULARY[token] for token in answers[: answers.index(IDS[END])])
+        assert regexes.is_held_out(text) and IDS[regexes.ANSWER] in inputs[0]
 
 
 def test_the_grammar_is_refused_by_no_engine() -> None:
