@@ -330,7 +330,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     H100 or H200."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU: own is for an H100 or H200, plain for any shape and GPU; auto is own
-    where it fits, else plain."""
+    where sizes are multiples of 256, else plain."""
     num_slots: int = 0
     """Sequences that run at once; 0: as many as fit, on a CPU at most 16384."""
     max_slots: int = 0

@@ -25,6 +25,7 @@ GRAPHS = {
     "every op in float32, for the tests": "tests.kit.ptx.compile_for_gpu",
     "demo": f"{STEP} --model models/demo",
     "countdown": f"{STEP} --model models/countdown",
+    "countdown, on tensor cores": f"{STEP} --model models/countdown --product own",
     "d 1,024, float8": f"{STEP} --d-model 1024 --dtype float8",
     "d 512, float8": f"{STEP} --d-model 512 --dtype float8",
     "ops of d 1,024, float8": f"{OPS} --d-model 1024 --dtype float8",

@@ -55,8 +55,8 @@ def choose_product(
 ) -> Product | None:
     """Return the product for a GPU, None for a CPU, which has one alone.
 
-    "auto" is "own" wherever that can be. Raises ConfigError where what is wanted cannot be. FLOAT8
-    has "own" alone.
+    "auto" is "own" where a GPU's record has that at least as fast and right. Raises ConfigError
+    where what is wanted cannot be. FLOAT8 has "own" alone.
     """
     if dtype == FLOAT8:
         return _float8_product(wanted, model, device)
@@ -69,7 +69,8 @@ def choose_product(
     obstacle = _obstacle(model, dtype, device)
     if obstacle and wanted != "auto":
         raise ConfigError(f"product = {wanted}: {obstacle}; use product = plain or auto")
-    return "plain" if obstacle else "own"
+    is_recorded = model.d_model % SLICE == model.vocab_size % SLICE == 0
+    return "own" if not obstacle and (is_recorded or wanted == "own") else "plain"
 
 
 def _float8_product(wanted: ProductSetting, model: ModelConfig, device: Device) -> Product:

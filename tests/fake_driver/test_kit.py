@@ -64,7 +64,7 @@ RAN = {
 SHOWN = {"4": "\n| 512 | 256 | ", "basics": "\n| random d 512 | srm | bfloat16 | 256 | "}
 LAST = {
     "right": r"\d+ failed",
-    "serve": "countdown: after .*, as its card says",
+    "serve": "countdown --product=own: after .*, as its card says",
     "memcheck": "compute-sanitizer",
     "racecheck": "compute-sanitizer",
 }

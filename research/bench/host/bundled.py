@@ -15,6 +15,7 @@ import httpx
 from research.bench.host.serving import serving
 from srm.loadtest.records import ROOT
 
+PUZZLE = {"prompt": "482 of 97 3 5 12", "n": 1000, "temperature": 1, "seed": 1}
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "demo": (
         {
@@ -25,21 +26,24 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "#### 42",
     ),
-    "countdown": ({"prompt": "482 of 97 3 5 12", "n": 1000, "temperature": 1, "seed": 1}, ""),
+    "countdown": (PUZZLE, ""),
+    "countdown --product=own": (PUZZLE, ""),
 }
-"""What each model is asked, and what one of the answers must have."""
+"""What each model is asked, by flags too, and what one of the answers must have."""
 TIMEOUT_S = 60.0
 
 
 def main(argv: list[str]) -> int:
     device = argv[0] if argv else "gpu"
-    return sum(not _answers(name, device) for name in ASKED)
+    asked = [what for what in ASKED if device == "gpu" or "--" not in what]
+    return sum(not _answers(what, device) for what in asked)
 
 
-def _answers(name: str, device: str) -> bool:
-    body, expected = ASKED[name]
+def _answers(what: str, device: str) -> bool:
+    body, expected = ASKED[what]
+    name, *others = what.split()
     started = time.monotonic()
-    flags = (f"--model={ROOT / 'models' / name}", f"--device={device}")
+    flags = (f"--model={ROOT / 'models' / name}", f"--device={device}", *others)
     with serving(*flags, log=sys.stderr) as server:
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S)
         seconds = time.monotonic() - started
@@ -47,7 +51,7 @@ def _answers(name: str, device: str) -> bool:
         texts = [choice["text"] for choice in answer.json()["choices"]]
     is_right = any(expected in text for text in texts)
     verdict = f"{'as' if is_right else 'NOT as'} its card says, {len({*texts})} different answers"
-    sys.stdout.write(f"{name}: after {seconds:.1f} s {texts[0]!r}, {verdict}\n")
+    sys.stdout.write(f"{what}: after {seconds:.1f} s {texts[0]!r}, {verdict}\n")
     sys.stdout.flush()
     return is_right
 

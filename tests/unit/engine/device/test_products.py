@@ -58,7 +58,8 @@ def test_ours_is_taken_where_it_can_be() -> None:
         {"d_model": 192},
     ):
         assert choose("auto", **other) == "plain", other
-    assert choose("auto", d_model=384) == choose("auto", vocab_size=1000) == "own"
+    assert choose("own", d_model=384) == choose("own", vocab_size=1000) == "own"
+    assert choose("auto", d_model=384) == choose("auto", vocab_size=1000) == "plain"
     assert choose("plain") == choose("plain", Gpu("sm_80")) == "plain"
 
 
@@ -76,9 +77,9 @@ def test_one_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["countdown", "demo"])
-def test_bundled_models_use_tensor_cores(name: str) -> None:
+def test_bundled_models_can_use_tensor_cores(name: str) -> None:
     model, _ = read_model_config(ROOT / "models" / name)
-    assert choose_product("auto", model, BF16, cast(Device, H100)) == "own"
+    assert choose_product("own", model, BF16, cast(Device, H100)) == "own"
 
 
 def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
