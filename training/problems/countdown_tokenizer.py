@@ -18,10 +18,8 @@ _SPACE = "Ġ"
 """A space in byte-level BPE."""
 
 
-def countdown_tokenizer(
-    vocabulary: Sequence[str] = VOCABULARY, token: str = r"\d+|[a-z]+|\S"
-) -> Tokenizer:
-    """Return the tokenizer, whose ids are those of the vocabulary; `token` is a regex."""
+def countdown_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> Tokenizer:
+    """Return the tokenizer, whose ids are those of the vocabulary."""
     words = (*vocabulary, UNKNOWN)
     spelled = (word if word in _SPECIAL else _SPACE + word for word in words)
     entries = {word: token for token, word in enumerate(spelled)}
@@ -29,7 +27,7 @@ def countdown_tokenizer(
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(token), "removed", invert=True),
+            pre_tokenizers.Split(Regex(r"\d+|[a-z]+|\S"), "removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False),
         ]
     )

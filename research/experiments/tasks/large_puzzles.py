@@ -3,7 +3,9 @@
 Those to answer have targets drawn evenly from those that their numbers can make. Random
 combinations make easy targets most often, and a guess is one of them: what they solve of puzzles
 that they drew says little. Puzzles to learn come with a solution each, by the thousand, and so are
-random combinations, but as often of large targets as of small ones. Digits are tokens.
+random combinations, but as often of large targets as of small ones. The digits of a target are
+tokens, and so are the numbers up to 100: a small model copies seven numbers soon where each is one,
+and not for long where they are digits.
 """
 
 from __future__ import annotations
@@ -29,14 +31,13 @@ from srm.training.problems.countdown import (
 
 BOUNDS = Bounds(10_000, 999_999)
 SIZE = 7
-VOCABULARY = (*map(str, range(10)), *WORDS, ",")
+VOCABULARY = (*map(str, range(LARGEST_GIVEN + 1)), *WORDS)
 IDS = {word: token for token, word in enumerate(VOCABULARY)}
 BEGIN, END = IDS["<s>"], IDS["</s>"]
-TOKEN = r"\d|[a-z]+|\S"
-LONGEST = 76
-"""Most tokens of a puzzle with its answer, begin and end token included: 37 of a prompt, and 21
-digits, 6 signs, 10 brackets and an end token."""
-MEAN_LENGTH = 57
+LONGEST = 41
+"""Most tokens of a puzzle with its answer, begin and end token included: 17 of a prompt, and 7
+numbers, 6 signs, 10 brackets and an end token."""
+MEAN_LENGTH = 33
 TRIED = 2_048
 """Targets that are drawn for the same numbers; those of which none can be made are left out."""
 LISTED = 5
@@ -45,12 +46,12 @@ LISTED = 5
 
 def parse_ids(text: str) -> list[int]:
     """Return the ids of a prompt or an expression."""
-    return [IDS[token] for token in re.findall(TOKEN, text)]
+    return [IDS[token] for token in re.findall(r"\d+|[a-z]+|\S", text)]
 
 
 def prompt_of(puzzle: Countdown) -> str:
-    """Return the prompt, with commas that part the digits: "make 12958 of 11, 49, 18 :"."""
-    return f"make {puzzle.target} of {', '.join(map(str, puzzle.numbers))} :"
+    """Return the prompt, in which a target is its digits: "make 1 2 9 5 8 of 11 49 18 :"."""
+    return f"make {' '.join(str(puzzle.target))} of {' '.join(map(str, puzzle.numbers))} :"
 
 
 def draw_even(random: np.random.Generator, count: int) -> list[Countdown]:

@@ -116,7 +116,7 @@ class CountdownTask:
 
 
 class LargeCountdownTask:
-    """Countdown puzzles of seven numbers with large targets, digits as tokens."""
+    """Countdown puzzles of seven numbers with large targets."""
 
     begin, end = large_puzzles.BEGIN, large_puzzles.END
     vocab_size = len(large_puzzles.VOCABULARY)
@@ -126,7 +126,7 @@ class LargeCountdownTask:
     def __init__(self, puzzles: Sequence[Countdown]) -> None:
         """`puzzles` are those to answer."""
         self._puzzles = puzzles
-        self.tokenizer = countdown_tokenizer(large_puzzles.VOCABULARY, large_puzzles.TOKEN)
+        self.tokenizer = countdown_tokenizer(large_puzzles.VOCABULARY)
         self.problems = [self._posed(puzzle) for puzzle in puzzles]
 
     def _posed(self, puzzle: Countdown) -> PosedProblem:
@@ -135,7 +135,7 @@ class LargeCountdownTask:
         return PosedProblem(prompt, ids, partial(self._is_right, puzzle))
 
     def _is_right(self, puzzle: Countdown, ids: Sequence[int]) -> bool:
-        text = "".join(large_puzzles.VOCABULARY[token] for token in ids[:-1])
+        text = " ".join(large_puzzles.VOCABULARY[token] for token in ids[:-1])
         return bool(ids) and ids[-1] == self.end and countdown.is_solved(puzzle, text)
 
     def batches(self, seed: int, tokens: int) -> large_puzzles.LargeBatches:

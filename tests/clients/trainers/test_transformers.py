@@ -57,7 +57,7 @@ def test_a_saved_transformer_is_a_llama(tmp_path: Path, printed: Printed) -> Non
         if parameter.ndim == 1:  # norms begin as ones, which nothing could take for others
             torch.nn.init.normal_(parameter, 1.0, 0.2)
     ends = large_puzzles.BEGIN, large_puzzles.END
-    tokenizer = countdown_tokenizer(vocabulary, large_puzzles.TOKEN)
+    tokenizer = countdown_tokenizer(vocabulary)
     save_llama(model, tmp_path / "llama", 70, tokenizer, ends)
     ids = torch.randint(0, len(vocabulary), (3, 70))
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_a_saved_transformer_is_a_llama(tmp_path: Path, printed: Printed) -> Non
     save_file(expected, tmp_path / "llama" / "expected.safetensors")
     error, kind, tokens = printed("transformers_llama", str(tmp_path / "llama"))
     assert error < 1e-5 and kind == "LlamaForCausalLM"
-    assert tokens == large_puzzles.parse_ids("make 64 of 25, 3 :")
+    assert tokens == large_puzzles.parse_ids("make 6 4 of 25 3 :")
 
 
 def test_every_variant_is_the_same_function_however_its_rows_are_padded(

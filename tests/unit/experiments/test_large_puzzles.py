@@ -70,12 +70,12 @@ def test_batches_have_solutions_of_puzzles_that_are_not_held_out() -> None:
     ):
         assert inputs.shape == targets.shape and inputs.shape[1] < LONGEST
         for row, learned in zip(inputs.tolist(), targets.tolist(), strict=True):
-            prompt, _, _ = "".join(VOCABULARY[token] for token in row[1:]).partition(":")
+            prompt, _, _ = " ".join(VOCABULARY[token] for token in row[1:]).partition(":")
             target, numbers = prompt.removeprefix("make").split("of")
-            puzzle = Countdown(tuple(map(int, numbers.split(","))), int(target))
+            puzzle = Countdown(tuple(map(int, numbers.split())), int(target.replace(" ", "")))
             answer = [token for token in learned if token != IGNORED]
             assert learned[row.index(VOCABULARY.index(":"))] == answer[0] and answer[-1] == END
-            assert is_solved(puzzle, "".join(VOCABULARY[token] for token in answer[:-1]))
+            assert is_solved(puzzle, " ".join(VOCABULARY[token] for token in answer[:-1]))
             assert puzzle.is_held_out == is_held_out and puzzle.target >= BOUNDS.least
     assert batches[0][0].equal(LargeBatches(3, 2_000)[0][0])
     assert not batches[0][0].equal(batches[1][0])
@@ -97,6 +97,7 @@ def test_answers_are_judged_and_guessed(tmp_path: Path) -> None:
     assert problem.is_right([*ids, END]) and not problem.is_right([*ids])
     assert not problem.is_right([END]) and not problem.is_right([])
     assert not problem.is_right([*ids, *large_puzzles.parse_ids("+1"), END])
+    assert not problem.is_right([*large_puzzles.parse_ids("1 0 0"), *ids[1:], END])
     assert not task.problems[1].is_right([*ids, END])
     right = task.guess(10_000, 0)
     assert right == task.guess(10_000, 0)
