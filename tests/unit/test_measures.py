@@ -45,10 +45,10 @@ def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
 
 
 MOST = {
-    "lines: product": 72_600,
-    "lines: research and deploy": 13_950,
-    "lines: tests": 70_600,
-    "words by hand": 43_300,
+    "lines: product": 75_100,
+    "lines: research and deploy": 14_600,
+    "lines: tests": 73_100,
+    "words by hand": 45_500,
     "entries at the top": 27,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
