@@ -31,6 +31,7 @@ from research.experiments import throughput
 from research.experiments.harness.settings import configure
 from srm.errors import ConfigError
 from srm.settings import load
+from srm.training.settings import PretrainConfig
 from tests.kit.serving import ROOT
 
 LISTS = sorted((ROOT / "deploy" / "gpu").glob("call-*.txt"))
@@ -175,6 +176,8 @@ def test_a_lists_commands_have_settings_that_can_be_read(listed: Path) -> None:
     for _, _, words in commands:
         if words[:2] == ["srm", "bench"]:
             load(SETTINGS[words[2]], words[3:], prog="")
+        if words[:3] == ["srm", "train", "pretrain"]:
+            load(PretrainConfig, words[3:])
         for module in [words[place + 1] for place, word in enumerate(words) if word == "-m"][:1]:
             path = ROOT / module.removeprefix("srm.").replace(".", "/")
             files = path.with_suffix(".py"), path / "__main__.py"
