@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from srm.engine.config import ModelConfig
 from srm.training.huggingface.mixers_srm import TokenMixer
-from srm.training.huggingface.units_srm import CHUNK, Places, split_documents
+from srm.training.huggingface.units_srm import CHUNK, Places, Units, split_documents
 
 
 class MixerCache(list[dict[str, Any]]):
-    """States of layers, by `layer_idx`. Any cache of flash-linear-attention stands in for it."""
+    """States of layers, by `layer_idx`. `FLACache` of flash-linear-attention stands in for it."""
 
     def update(self, *, layer_idx: int, offset: int, **state: Any) -> MixerCache:  # noqa: ARG002
-        """Set a layer's state; layers come in their order the first time."""
-        self[layer_idx : layer_idx + 1] = [state]
+        """Set a layer's state."""
+        self += [{} for _ in range(layer_idx + 1 - len(self))]
+        self[layer_idx] = state
         return self
 
 
@@ -42,16 +44,18 @@ class MixerLayer(TokenMixer):
         layer_idx: int = 0,
         **variant: Any,
     ) -> None:
-        """α and β belong to positions, of which there are `n_ctx`. `variant` are `mixer`,
-        `use_projections`, `decay`, `decay_constant` and `kernel_size` of a model's `config.json`.
+        """`hidden_size` is d_model. α and β belong to positions, of which there are `n_ctx`.
+        `variant` are `mixer`, `use_projections`, `decay`, `decay_constant` and `kernel_size` of a
+        model's `config.json`. Each layer of a model needs a `layer_idx` of its own.
 
         Tokens that one matrix spans are `chunk_size`, at least 2; from the sequence's length on it
-        is the parallel form, whose memory grows with the square. Raises ValueError, or TypeError
-        for a name that is not known.
+        is the parallel form, whose memory grows with the square. Raises ValueError.
         """
         if chunk_size < 2:
             raise ValueError(f"chunk_size must be at least 2, got {chunk_size}")
-        super().__init__(ModelConfig(hidden_size, 1, num_heads, n_ctx, vocab_size=2, **variant))
+        shape = {"d_model": hidden_size, "num_heads": num_heads, "n_ctx": n_ctx}
+        shape |= {"num_layers": 1, "vocab_size": 2}
+        super().__init__(msgspec.convert({**shape, **variant}, ModelConfig))
         self.chunk_size, self.layer_idx = chunk_size, layer_idx
 
     def forward(  # type: ignore[override]
@@ -97,9 +101,11 @@ class MixerLayer(TokenMixer):
             )
             hidden_states = hidden_states.gather(1, order)  # tokens first, then padding
         before, positions = None, torch.zeros_like(lengths)
-        has_state = past_key_values is not None and len(past_key_values) > self.layer_idx
-        if has_state:
-            before, positions = past_key_values[self.layer_idx]["recurrent_state"]
+        state = None
+        if past_key_values is not None and len(past_key_values) > self.layer_idx:
+            state = past_key_values[self.layer_idx].get("recurrent_state")
+        if has_state := state is not None:
+            before, positions = state
             before = before.transpose(0, 1)
         elif use_cache:
             shape = self.config.units_per_layer, rows, self.config.d_model
@@ -120,6 +126,12 @@ class MixerLayer(TokenMixer):
             state = states.transpose(0, 1), ends
             past_key_values.update(recurrent_state=state, layer_idx=self.layer_idx, offset=length)
         return y, None, past_key_values
+
+    def mix(self, x: Tensor, units: Units) -> Tensor:
+        """Mix projected x [rows, length, H, e], in float32 at least, under autocast too."""
+        with torch.autocast(x.device.type, enabled=False):
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            return super().mix(wide, units).to(x.dtype)
 
     def _packed(self, cu_seqlens: Tensor, length: int) -> Places:
         sizes = torch.diff(cu_seqlens)

@@ -111,7 +111,8 @@ class Verifier:
             if asked:
                 other = (asked[1:] + checks)[0]
                 raise _refused(f"{path}.{other}", f"does not go with {asked[0]} in one rule")
-            raise _refused(path, "must have match, pointer, equals, number, any, all, not or sum")
+            known = "match, pointer, equals, number, accepts, rejects, any, all, not or sum"
+            raise _refused(path, f"must have {known}")
         if checks:
             return self._check(rule, path)
         name = asked[0]
@@ -203,14 +204,17 @@ def _combined(name: str, scores: list[Score], weights: list[float]) -> Score:
 
 def _condition(rule: Rule, path: str) -> Callable[[Any], bool]:
     """Return how what the rule looks at must be."""
-    if strings := _strings(rule):
+    if rule.accepts is not None or rule.rejects is not None:
         asked = "rejects" if rule.accepts is None else "accepts"
         for name in ("equals", "number", *_OF_NUMBERS):
             if _of(rule, name) not in (None, UNSET):
                 raise _refused(f"{path}.{name}", f"does not go with {asked} in one rule")
-        if len(strings) > MAX_RULES:
-            what = f"must have with accepts at most {MAX_RULES} strings"
-            raise _refused(f"{path}.rejects", what)
+        if not 0 < (count := len(_strings(rule))) <= MAX_RULES:
+            what = f"and {path}.rejects must have 1 … {MAX_RULES} strings together, got {count}"
+            raise _refused(f"{path}.accepts", what)
+        for place, text in enumerate(rule.rejects or []):
+            if text in (rule.accepts or []):
+                raise _refused(f"{path}.rejects[{place}]", "is one of accepts too")
         return _is_pattern(rule.accepts or [], rule.rejects or [])
     if rule.number is UNSET:
         for name in _OF_NUMBERS:

@@ -33,7 +33,7 @@ _Used = Annotated[
 ]
 _Strings = Annotated[
     list[Annotated[str, Meta(max_length=MAX_STRING_LENGTH)]],
-    Meta(min_length=1, max_length=MAX_RULES),
+    Meta(max_length=MAX_RULES),
 ]
 _Rules = Annotated[list["Rule"], Meta(min_length=1, max_length=MAX_RULES)]
 
@@ -60,10 +60,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Whole numbers. What is checked must be an expression of them by + - * / and brackets that
     uses each once, and its value must be number."""
     accepts: _Strings | None = None
-    """Strings. What is checked must be a regular expression in RE2's syntax, spaces around it left
-    out, that matches all of each."""
+    """Strings. What is checked must be a regular expression in RE2's syntax that matches each from
+    end to end. White space around it is left out."""
     rejects: _Strings | None = None
-    """Strings of which it must match none, alone or beside accepts."""
+    """Strings of which it must match none from end to end, alone or beside accepts."""
     any: _Rules | None = None
     """The highest score of these."""
     all: _Rules | None = None

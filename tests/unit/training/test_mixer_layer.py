@@ -82,6 +82,22 @@ def test_a_cache_holds_states_by_row() -> None:
     assert counts.tolist() == [LENGTH, LENGTH]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_layer_of_any_dtype_and_place_goes_on_from_its_state(dtype: torch.dtype) -> None:
+    """Layer 0 may be one of attention, whose cache is another."""
+    layer, x, cache = _layer(layer_idx=1).to(dtype), _x().to(dtype), MixerCache()
+    expected, _, _ = layer(x)
+    parts = [layer(part, None, cache, True)[0] for part in torch.split(x, [12, 1], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=0.02)
+    assert (len(cache), cache[0]) == (2, {})
+
+
+@pytest.mark.parametrize("wrong", [{"mixer": "foo"}, {"num_heads": 5}, {"depth": 3}, {"n_ctx": 0}])
+def test_what_is_no_mixer_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)) if "mixer" not in wrong else "foo"):
+        MixerLayer(WIDTH, **wrong)
+
+
 def test_gradients_reach_every_parameter() -> None:
     layer = _layer()
     layer(_x())[0].square().sum().backward()
