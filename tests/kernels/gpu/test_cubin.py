@@ -44,8 +44,8 @@ those that its launch asks for."""
     [
         *((source, []) for source in ("batch", "row", "product")),
         ("product", [f"variants={ALL}"]),
-        *((source, ["pdl"]) for source in ("batch", "row")),
-        ("product", ["variants=pdl"]),
+        *(pytest.param(source, ["pdl"], marks=pytest.mark.slow) for source in ("batch", "row")),
+        pytest.param("product", ["variants=pdl"], marks=pytest.mark.slow),
         ("product", ["narrow"]),
         pytest.param("product", ["narrow", f"variants={ALL}"], marks=pytest.mark.slow),
         pytest.param("product", ["wide"], marks=pytest.mark.slow),
