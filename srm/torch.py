@@ -69,29 +69,31 @@ class MixerLayer(TokenMixer):
     ) -> tuple[Tensor, None, Any]:
         """Mix [rows, length, hidden_size]; return it, no attentions, and the cache.
 
-        `attention_mask` [rows, length] is 0 at padding, on either side, where y is 0. `cu_seqlens`
-        i[sequences + 1] are the ends of sequences packed in one row, from 0 on. `past_key_values`
-        begins empty; after a call with `use_cache` it has the states f32[rows, units, hidden_size]
-        and numbers of tokens i64[rows] of this layer. Raises ValueError for what does not go
-        together, and where a sequence would have more than `n_ctx` tokens.
+        `attention_mask`, whose last `length` columns are read, is 0 at padding, where y is 0.
+        `cu_seqlens` i[sequences + 1] are the ends of sequences packed in one row, from 0 on.
+        `past_key_values` begins empty; after a call with `use_cache` it has the states f32[rows,
+        units, hidden_size] and numbers of tokens i64[rows] of this layer. Raises ValueError for
+        what does not go together, and where a sequence would have more than `n_ctx` tokens.
         """
         rows, length, _ = hidden_states.shape
+        if not rows or not length:
+            raise ValueError(f"hidden_states must have a token, got {list(hidden_states.shape)}")
         if output_attentions:
             raise ValueError("output_attentions must be false: a recurrence has no attentions")
         if use_cache and past_key_values is None:
             raise ValueError("past_key_values must be a cache where use_cache is true")
         if cu_seqlens is not None:
-            if attention_mask is not None or use_cache or rows != 1:
+            if attention_mask is not None or past_key_values is not None or rows != 1:
                 raise ValueError("cu_seqlens must stand without mask and cache, with one row")
             y, _ = super().forward(hidden_states, self._packed(cu_seqlens, length))
             return y, None, past_key_values
         order = None
         lengths = torch.full((rows,), length, device=hidden_states.device)
         if attention_mask is not None:
-            if attention_mask.shape != (rows, length):
-                got = list(attention_mask.shape)
+            got = [*attention_mask.shape]
+            if len(got) != 2 or got[0] != rows or got[1] < length:
                 raise ValueError(f"attention_mask must be [{rows}, {length}], got {got}")
-            mask = attention_mask.bool()
+            mask = attention_mask[:, -length:].bool()
             lengths = mask.sum(1)
             order = (
                 (~mask)
@@ -99,6 +101,7 @@ class MixerLayer(TokenMixer):
                 .argsort(dim=1, stable=True)[..., None]
                 .expand_as(hidden_states)
             )
+            hidden_states = hidden_states.where(mask[..., None], 0)
             hidden_states = hidden_states.gather(1, order)  # tokens first, then padding
         before, positions = None, torch.zeros_like(lengths)
         state = None
@@ -106,6 +109,8 @@ class MixerLayer(TokenMixer):
             state = past_key_values[self.layer_idx].get("recurrent_state")
         if has_state := state is not None:
             before, positions = state
+            if len(before) != rows:
+                raise ValueError(f"the cache has {len(before)} rows, hidden_states {rows}")
             before = before.transpose(0, 1)
         elif use_cache:
             shape = self.config.units_per_layer, rows, self.config.d_model
@@ -134,6 +139,8 @@ class MixerLayer(TokenMixer):
             return super().mix(wide, units).to(x.dtype)
 
     def _packed(self, cu_seqlens: Tensor, length: int) -> Places:
+        if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
+            raise ValueError(f"cu_seqlens must be two integers or more, got {cu_seqlens.tolist()}")
         sizes = torch.diff(cu_seqlens)
         if int(cu_seqlens[0]) or int(cu_seqlens[-1]) != length or (sizes < 0).any():
             raise ValueError(f"cu_seqlens must rise from 0 to {length}, got {cu_seqlens.tolist()}")

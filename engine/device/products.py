@@ -82,6 +82,11 @@ def _float8_product(wanted: ProductSetting, model: ModelConfig, device: Device) 
         )
     if obstacle := _obstacle(model, FLOAT8, device):
         raise ConfigError(f"dtype = float8: {obstacle}; use dtype = bfloat16")
+    if wanted == "auto" and model.vocab_size % SLICE:
+        raise ConfigError(
+            f"dtype = float8: no GPU has run it with a vocabulary of {model.vocab_size}, no "
+            f"multiple of {SLICE}; use product = own to try, or dtype = bfloat16"
+        )
     return "own"
 
 

@@ -17,13 +17,15 @@ from typing import Any, Final, NamedTuple
 from msgspec import UNSET, Raw
 
 from srm.errors import InvalidRequest
+from srm.regex_examples import fits, reading_work
 from srm.server.generation.arithmetic import evaluate
-from srm.server.generation.examples import fits, reading_work
 from srm.server.generation.matching import MAX_PROGRAM, Pattern, in_parts
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.validation import show
 from srm.server.schema.verify import MAX_RULES, Rule
 
+MAX_READINGS = 8
+"""Most rules of a prompt that read a text as a pattern."""
 MAX_DEPTH = 8
 """Most rules in each other."""
 MAX_CHECKED = 4_096
@@ -78,6 +80,9 @@ class Verifier:
             self._compiled(rule, "verify" if is_one else f"verify[{prompt}]", 1)
             for prompt, rule in enumerate(rules)
         ]
+        if max(rule.num_readings for rule in self._rules) > MAX_READINGS:
+            what = f"has more than {MAX_READINGS} rules with accepts or rejects for one prompt"
+            raise InvalidRequest(f"verify {what}", "verify")
 
     async def scores(self, samples: list[tuple[int, str]]) -> list[float]:
         """Return the score of each sample, of which prompt and text are given, without blocking the

@@ -20,6 +20,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 
 import re2
 
+from srm.regex_examples import fits
 from srm.training.problems.problem import HELD_OUT_SHARE
 from srm.training.problems.regex_grammar import (
     ANY,
@@ -105,15 +106,9 @@ def parse_prompt(prompt: str) -> tuple[list[str], list[str]]:
 
 
 def is_solved(prompt: str, answer: str) -> bool:
-    """Whether an answer, spaces around it left out, is a regex that matches all of each string that
-    must match and of none that must not. Raises ValueError for a text that is no prompt."""
-    matching, missing = parse_prompt(prompt)
-    try:
-        match = compiled(answer.strip()).fullmatch
-    except re2.error:
-        return False
-    right, wrong = ([text.encode() for text in texts] for texts in (matching, missing))
-    return all(map(match, right)) and not any(map(match, wrong))
+    """Whether an answer is a regex that fits the prompt's strings, as the server's `verify` checks
+    it. Raises ValueError for a text that is no prompt."""
+    return fits(answer, *([text.encode() for text in texts] for texts in parse_prompt(prompt)))
 
 
 def is_held_out(regex: str) -> bool:
@@ -296,7 +291,7 @@ def _simplified(nodes: Nodes, matching: Iterable[str], missing: Iterable[str]) -
     not to."""
     right, wrong = ([text.encode() for text in texts] for texts in (matching, missing))
 
-    def fits() -> bool:
+    def still_fits() -> bool:
         match = compiled(write_regex(nodes)).fullmatch
         return all(map(match, right)) and not any(map(match, wrong))
 
@@ -308,17 +303,17 @@ def _simplified(nodes: Nodes, matching: Iterable[str], missing: Iterable[str]) -
             for wide in (DIGIT, LOWER, UPPER):
                 if narrow.members < wide.members and len(wide.text) <= len(narrow.text):
                     node.of = wide
-                    node.of = wide if fits() else narrow
+                    node.of = wide if still_fits() else narrow
         if node.least < node.most and (node.least, node.most) != (0, 1):
             bounds = node.least, node.most
             node.least, node.most = min(1, node.least), NO_END
-            if not fits():
+            if not still_fits():
                 node.least, node.most = bounds
         if isinstance(node, Group):
             for branch in node.branches[:] if len(node.branches) > 1 else ():
                 branches = node.branches
                 node.branches = [other for other in branches if other is not branch] or branches
-                if not fits():
+                if not still_fits():
                     node.branches = branches
             for inner in chain.from_iterable(node.branches):
                 simplify(inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -57,13 +58,14 @@ def test_padding_changes_nothing(side: str) -> None:
     mask[1, hidden] = 0
     alone = x[1:, 4:] if side == "left" else x[1:, :9]
     cache, reference = MixerCache(), MixerCache()
+    x[1, hidden] = math.nan
     y, _, _ = layer(x, mask, cache, True)
     expected, _, _ = layer(alone, None, reference, True)
     assert not y[1, hidden].any()
     torch.testing.assert_close(y[1:][mask[1:] == 1], expected[0])
-    following = _x(2, 1)
+    following, longer = _x(2, 1), torch.cat([mask, mask[:, :1] * 0 + 1], 1)
     torch.testing.assert_close(
-        layer(following, None, cache, True)[0][1:], layer(following[1:], None, reference, True)[0]
+        layer(following, longer, cache, True)[0][1:], layer(following[1:], None, reference, True)[0]
     )
 
 
@@ -125,8 +127,12 @@ def test_no_sequence_is_longer_than_its_positions() -> None:
     layer(_x(2, 32), None, cache, True)
     with pytest.raises(ValueError, match="got 33"):
         layer(_x(2, 1), None, cache, True)
-    for ends in ([0, 5], [1, LENGTH], [0, 9, 5, LENGTH]):
-        with pytest.raises(ValueError, match="cu_seqlens must rise"):
+    with pytest.raises(ValueError, match="cache has 2 rows"):
+        layer(_x(1, 1), None, cache, True)
+    with pytest.raises(ValueError, match="must have a token"):
+        layer(_x(2, 0))
+    for ends in ([0, 5], [1, LENGTH], [0, 9, 5, LENGTH], [], [0.0, LENGTH]):
+        with pytest.raises(ValueError, match="cu_seqlens must"):
             layer(_x(1), cu_seqlens=torch.tensor(ends))
 
 

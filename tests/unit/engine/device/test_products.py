@@ -88,11 +88,13 @@ def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
         ("auto", Gpu("sm_80"), {}, r"dtype = float8: it is for .*, the GPU is sm_80; use dtype = "),
         ("own", Gpu("sm_100a"), {}, "dtype = float8: it is for an H100 or H200"),
         ("auto", H100, {"d_model": 768}, "dtype = float8: it wants multiples of 512 as d_model"),
+        ("auto", H100, {"vocab_size": 1000}, "no GPU has run it with a vocabulary of 1000"),
         ("plain", H100, {}, "product = plain: dtype = float8 has product = own or auto alone"),
         ("auto", CPU(), {}, "dtype = float8: an H100 .* use float32 or bfloat16 on a CPU"),
     ):
         with pytest.raises(ConfigError, match=why):
             choose(wanted, gpu, FLOAT8, **changes)
+    assert choose("own", dtype=FLOAT8, vocab_size=1000) == "own"
     assert graph_shape(WIDE, FLOAT8, "own") != graph_shape(WIDE, BF16, "own")
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srm.errors import InvalidRequest
-from srm.server.generation.examples import MAX_LENGTH, reading_work
+from srm.regex_examples import MAX_LENGTH, reading_work
 from srm.server.generation.matching import INLINE, MAX_PROGRAM
 from srm.server.generation.verification import (
     MAX_CHECKED,
@@ -146,6 +146,7 @@ WRONG: list[tuple[Json, str]] = [
     )),
     ({"accepts": ["a" * 256] * 64}, "a" * 5 + "a{150}a*"),  # too many steps
     ({"pointer": "/regex", "accepts": ["1"]}, '{"regex": 1}'),
+    ({"pointer": "/regex", "rejects": ["1"]}, '{"regex": "\\ud800"}'),  # half a character
     ({"number": 0.1}, "0.1000000000000000055511151231257827021181583404541015625"),
     ({"number": 0, "tolerance": 1e308}, "1e400"),
     ({"number": 0.3, "tolerance": 0.1}, "0.4000001"),
@@ -228,6 +229,7 @@ FAULTS: list[tuple[Any, str]] = [
     ({"number": 1, "using": [1.5]}, "verify.using[0] must be an integer"),
     ({"accepts": [], "rejects": []}, "verify.accepts and verify.rejects must have 1 … 64"),
     ({"accepts": ["a", "b"], "rejects": ["c", "b"]}, "verify.rejects[1] is one of accepts too"),
+    ({"any": [{"accepts": ["a"]}] * 9}, "verify has more than 8 rules with accepts or rejects"),
     ({"accepts": "a"}, "verify.accepts must be a list"),
     ({"rejects": [1]}, "verify.rejects[0] must be a string"),
     ({"accepts": ["a" * 257]}, "verify.accepts[0] must be a string of length <= 256"),
