@@ -28,6 +28,7 @@ MOST_MIB = 62
 libMGPRT, and the bundled models to 10."""
 LEFT_OUT = (
     "models/demo-grpo",
+    "models/regex",
     "models/*/*.svg",
     "models/*/losses.json",
     "docs",
@@ -39,7 +40,10 @@ LEFT_OUT = (
     "research/records",
     "tests/browser",
     "tests/clients",
+    "tests/conformance",
     "tests/integration",
+    "tests/property",
+    "tests/unit",
 )
 """Parts of the source tree that no call reads."""
 SMALL = (
