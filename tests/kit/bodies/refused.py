@@ -85,7 +85,7 @@ OF_COMPLETIONS: list[tuple[Fields, str, str]] = [
     ({**RULE, "echo": True}, "echo", "does not go with verify"),
     ({**RULE, "max_tokens": 0, "prompt_logprobs": 0}, "max_tokens", "go with verify"),
     ({"verify": {"not": {"match": "("}}}, "verify", "verify.not.match = '('"),
-    ({"verify": {"accepts": []}}, "verify", "verify.accepts must be a list of length >= 1"),
+    ({"verify": {"accepts": []}}, "verify", "verify.rejects must have 1 … 64"),
     ({"verify": [{"match": "a"}] * 2}, "verify", "2 rules and the request 1 prompts"),
     ({"tools": "x"}, "tools", "leave it out or send []"),
     ({"logprobs": -2}, "logprobs", "max_logprobs; -1: the whole vocabulary; got -2"),
