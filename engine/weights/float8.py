@@ -162,7 +162,7 @@ def folded_up(layer: LayerWeights) -> tuple[F32, F32]:
 
 
 def _scales(matrix: Array, most: float) -> F32:
-    """What takes the largest value of each row to the largest code."""
+    """Return for each row its largest value divided by the largest code."""
     largest = np.abs(matrix).max(axis=1)
     scale: F32 = (np.where(largest > 0, largest, 1) / np.float32(most)).astype(np.float32)
     return scale

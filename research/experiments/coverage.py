@@ -100,7 +100,7 @@ class CoverageFlags(ExperimentSettings, frozen=True):
 
     LEAST_SEEDS: ClassVar[int] = 1
     task: Literal["countdown-7", "countdown", "questions"] = "countdown-7"
-    """What is learned and answered: `countdown-7`, puzzles of seven numbers with targets of five
+    """The task: `countdown-7`, puzzles of seven numbers with targets of five
     and six digits; `countdown`, those of the bundled model; `questions`, those of files."""
     budgets: tuple[float, ...] = (2.0, 4.0, 8.0)
     """Processor minutes that each model is trained for; one run makes the models of all."""

@@ -29,7 +29,8 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "countdown": (PUZZLE, ""),
     "countdown --product=own": (PUZZLE, ""),
 }
-"""What each model is asked, by flags too, and what one of the answers must have."""
+"""The request to each model, with flags of the server behind its name, and a text that an answer
+must contain."""
 TIMEOUT_S = 60.0
 
 

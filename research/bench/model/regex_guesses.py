@@ -1,7 +1,8 @@
 """`python -m research.bench.model.regex_guesses`: how often guesses solve tasks of models/regex.
 
-Guesses do not read the task: random regexes of the grammar, and regexes of training. Without
-models/regex/drawn.jsonl it is drawn first, of regexes that are held out.
+Guesses do not read the task: random regexes of the grammar, and regexes of training. The record
+has how many of them fit each task. Without models/regex/drawn.jsonl it is drawn first, of regexes
+that are held out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from itertools import islice
 
 import msgspec
 
-from srm.loadtest.records import ROOT
+from research.bench.frame import table
+from srm.loadtest.records import RECORDS, ROOT, new_record, write_record
 from srm.training.problems import regexes
 from srm.training.problems.regex_grammar import draw_regex
 from srm.training.problems.regex_nodes import write_regex
@@ -47,8 +49,8 @@ def trained_regexes(seed: int) -> Iterator[str]:
     return (task.regex for task in regexes.tasks(f"guesses {seed}"))
 
 
-def guessed(questions: list[Question], guesses: list[str]) -> list[float]:
-    """Return pass@k of the guesses at each of KS, mean over the questions."""
+def count_fitting(questions: list[Question], guesses: list[str]) -> list[int]:
+    """Return how many of the guesses fit each question."""
     matches = [regexes.compiled(guess).fullmatch for guess in guesses]
     counts = []
     for question in questions:
@@ -56,30 +58,30 @@ def guessed(questions: list[Question], guesses: list[str]) -> list[float]:
             [text.encode() for text in texts] for texts in regexes.parse_prompt(question.question)
         )
         fitting = (match for match in matches if all(map(match, right)))
-        counts.append(Tally(len(guesses), sum(not any(map(match, wrong)) for match in fitting)))
-    means: list[float] = pass_table(counts, KS).mean(axis=0).tolist()
-    return means
+        counts.append(sum(not any(map(match, wrong)) for match in fitting))
+    return counts
 
 
 def main() -> int:
-    """Print a table; return 0."""
+    """Write a record and print its table; return 0."""
     path = FOLDER / "drawn.jsonl"
     if not path.exists():
-        lines = [msgspec.json.encode(question) + b"\n" for question in draw_tasks()]
-        path.write_bytes(b"".join(lines))
-    _write("| one of k fits | " + " | ".join(f"k = {k:,}" for k in KS) + " |")
-    _write("|---|" + "---|" * len(KS))
+        drawn_lines = (msgspec.json.encode(question) + b"\n" for question in draw_tasks())
+        path.write_bytes(b"".join(drawn_lines))
+    record = new_record("python -m research.bench.model.regex_guesses")
+    record |= {"guesses": GUESSES, "fitting": {}}
+    lines = []
     kinds = {"random regexes": random_regexes(0), "regexes of training": trained_regexes(0)}
     for kind, drawn in kinds.items():
         guesses = list(islice(drawn, GUESSES))
         for name in ("drawn", "written"):
-            means = guessed(read_questions(FOLDER / f"{name}.jsonl"), guesses)
-            _write(f"| {name}, {kind} | " + " | ".join(f"{mean:.4f}" for mean in means) + " |")
+            counts = count_fitting(read_questions(FOLDER / f"{name}.jsonl"), guesses)
+            record["fitting"][f"{name}, {kind}"] = counts
+            means = pass_table([Tally(GUESSES, count) for count in counts], KS).mean(axis=0)
+            lines.append(" | ".join([f"{name}, {kind}", *(f"{mean:.4f}" for mean in means)]))
+    heads = " | ".join(["one of k fits", *(f"k = {k:,}" for k in KS)])
+    write_record(record, "regex-guesses", "\n".join(table(heads, lines)) + "\n", RECORDS)
     return 0
-
-
-def _write(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What models of `coverage` learn and answer."""
+"""The tasks of `coverage`."""

@@ -99,7 +99,8 @@ class LargeBatches:
 
 
 class Reach:
-    """What numbers can make, each used once, with results of 1 to the largest one between."""
+    """The targets that numbers can make where each is used once and no step's result is beyond
+    `_within`."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._values = {1 << place: np.array([number]) for place, number in enumerate(numbers)}

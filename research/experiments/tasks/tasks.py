@@ -1,4 +1,4 @@
-"""What models of `coverage` learn and answer: countdown puzzles, or questions of files.
+"""The tasks of `coverage`: countdown puzzles, or questions of files.
 
 Another task is a class as `SolvingTask` describes, which `read_task` of the experiment returns by
 its name.
@@ -79,7 +79,7 @@ class SolvingTask(Protocol):
     guesses: str
     """Words for what `guess` draws."""
     tokenizer: Tokenizer
-    """What the ids stand for."""
+    """The tokenizer of problems and answers."""
 
     def batches(self, seed: int, tokens: int) -> EvaluatedBatches:
         """Return batches of about `tokens` tokens."""

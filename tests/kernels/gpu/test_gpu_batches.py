@@ -184,8 +184,8 @@ def test_norm_in_float8(kernels: dict[str, Kernel], width: int) -> None:
 
 @pytest.mark.parametrize("width", [512, 1024])
 def test_norm_in_int8(kernels: dict[str, Kernel], width: int) -> None:
-    """Of rows far from 0, one that is all the same, one with a channel that is far larger than
-    others, tiny ones; and ones that are no numbers, whose scales are not either."""
+    """Rows are far from 0, constant, tiny, or have an outlying channel. The scale of a row with NaN
+    or infinity is NaN."""
     rng = np.random.default_rng(width)
     x = (5 * rng.standard_normal((19, width)) + rng.normal(0, 30, (19, 1))).astype(np.float32)
     x[3], x[5], x[6], x[7] = 7, 0, x[6] * 1e-25, x[7] * 1e10
