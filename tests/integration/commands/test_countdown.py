@@ -38,4 +38,4 @@ def test_the_readmes_puzzle_beats_chance_eight_times() -> None:
     assert counted["question"] == prompt and counted["right"] >= 8 * by_chance
     stated = " ".join(readme.split())
     assert f"Of {counted['drawn']:,} samples {counted['right']:,} are right" in stated
-    assert f"of {counted['drawn']:,} random combinations of the numbers {by_chance}." in stated
+    assert f"of {counted['drawn']:,} random combinations of the numbers {by_chance} (" in stated
