@@ -97,26 +97,28 @@ class CountdownBatches:
 
 class RegexBatches:
     """Batches of about `tokens` tokens, rows of tasks of a regex from examples that are computed
-    each as if it stood alone, and of which the answers are learned: inputs and targets, int64
-    [rows, n_ctx]. None is held out."""
+    each as if it stood alone: inputs and targets, int64 [rows, n_ctx]. None is held out.
+
+    Regexes are learned, and the last string of each prompt: what the strings before it say of it,
+    the regex says too.
+    """
 
     def __init__(self, seed: int, tokens: int, n_ctx: int) -> None:
         self._seed, self._rows, self._n_ctx = seed, max(1, tokens // n_ctx), n_ctx
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._drawn(f"{self._seed} {index}", is_held_out=False)
+        return self._drawn(f"{self._seed} {index}", regexes.MATCHES, is_held_out=False)
 
     def evaluation(self, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Return batches of held-out tasks, the same ones for every model."""
-        return [self._drawn(f"{index}", is_held_out=True) for index in range(count)]
+        """Return batches of held-out tasks, the same ones for every model; regexes alone count."""
+        numbers, mark = map(str, range(count)), regexes.ANSWER
+        return [self._drawn(number, mark, is_held_out=True) for number in numbers]
 
-    def _drawn(self, seed: str, is_held_out: bool) -> tuple[Tensor, Tensor]:
+    def _drawn(self, seed: str, mark: str, is_held_out: bool) -> tuple[Tensor, Tensor]:
         """Draw as many tasks as there is room for, and put each into the first row that has room,
-        long ones first; a few short ones find none."""
+        long ones first; a few short ones find none. What is behind the last `mark` is learned."""
         ids = regex_tokenizer.IDS
-        begin, answer, end = (
-            ids[name] for name in (regex_tokenizer.BEGIN, regexes.ANSWER, regex_tokenizer.END)
-        )
+        begin, end = ids[regex_tokenizer.BEGIN], ids[regex_tokenizer.END]
         written: list[list[int]] = []
         left = self._rows * self._n_ctx
         for task in regexes.tasks(seed, is_held_out):
@@ -131,7 +133,7 @@ class RegexBatches:
             places = (row for row, at in enumerate(lengths) if at + len(tokens) <= self._n_ctx)
             if (row := next(places, None)) is None:
                 continue
-            learned = tokens.index(answer) + 1
+            learned = len(tokens) - tokens[::-1].index(ids[mark])
             first, last = lengths[row], lengths[row] + len(tokens)
             inputs[row, first:last] = torch.tensor(tokens)
             targets[row, first + learned - 1 : last - 1] = inputs[row, first + learned : last]

@@ -46,7 +46,7 @@ from srm.training.watch import ShownSamples
 TOKENIZER_PROBLEMS = 100_000
 EXAMPLES = {
     "countdown": Countdown((11, 49, 18, 74, 14), 958).prompt,
-    "regexes": write_prompt(("2024-01-15", "1999-12-31"), ("2024/01/15", "24-01-15", "2024-1-5")),
+    "regexes": write_prompt(("2024-01-15", "1999-12-31", "2031-11-09")),
 }
 """Prompts that a model is shown while it learns."""
 OWN_TOKENIZERS = {"countdown": countdown_tokenizer, "regexes": regex_tokenizer}

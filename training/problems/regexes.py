@@ -1,7 +1,9 @@
 """Regexes from examples: some strings match, some do not, and the answer is a short regex.
 
-A prompt is one line, "✓2024-01-15✓1999-12-31✗2024/01/15✗24-01-15→", and its answer a regex such as
-"\\d{4}(-\\d\\d){2}". Each string stands behind its mark, so any printable ASCII may be in it.
+A prompt is one line, "✓2024-01-15✓1999-12-31→", and what is learned is a regex such as
+"\\d{4}(-\\d\\d){2}". Strings that must not match, "✗2024/01/15✗24-01-15", are read by the checker
+alone: most of a near miss says what the strings that match say. Each string stands behind its mark,
+so any printable ASCII may be in it.
 
 A regex is drawn from the grammar. Strings that match are drawn from it; what they do not show is
 left out of it. The other strings are near misses, which RE2 checks. All is a function of the seed.
@@ -51,22 +53,25 @@ MATCHES, MISSES, ANSWER = "✓✗→"
 MOST_STRINGS = 8
 """Most strings of either kind."""
 LEAST_STRINGS = 3
-MOST_PROMPT = 300
+MOST_PROMPT = 182
 """Most characters of a prompt."""
+_MOST_STRINGS = 300
+"""Most characters of all strings, with their marks."""
 MOST_ANSWER = 64
 """Most characters of a regex."""
 LONGEST = 2 + MOST_PROMPT + MOST_ANSWER
 """Most tokens of a task with its regex, begin and end token included."""
 MOST_STRING = 48
 """Most characters of a drawn string."""
-_MOST_MATCHING = 180
+_MOST_MATCHING = MOST_PROMPT - 2
 """Most characters of all strings that match, with their marks."""
 _SHORT_DROPPED = 0.8
 """Share of the regexes of one part that are left out: guesses would solve them."""
 _MANY = 6
 """Most repetitions drawn where a quantifier has no upper bound."""
 
-_PROMPT = re.compile(f"((?:{MATCHES}[ -~]*)+)((?:{MISSES}[ -~]*)+){ANSWER}")
+_PROMPT = re.compile(f"((?:{MATCHES}[ -~]*)+){ANSWER}")
+_MISSES = re.compile(f"(?:{MISSES}[ -~]*)*")
 _OTHERS = ascii_lowercase + ascii_uppercase + digits + "-_./:,; #@="
 
 
@@ -83,32 +88,37 @@ class RegexTask:
 
     @property
     def prompt(self) -> str:
-        return write_prompt(self.matching, self.missing)
+        return write_prompt(self.matching)
+
+    @property
+    def misses(self) -> str:
+        return "".join(MISSES + text for text in self.missing)
 
     @property
     def is_held_out(self) -> bool:
         return is_held_out(self.regex)
 
 
-def write_prompt(matching: Sequence[str], missing: Sequence[str]) -> str:
-    """Return the prompt of strings that must match and strings that must not."""
-    marked = (*(MATCHES + text for text in matching), *(MISSES + text for text in missing))
-    return "".join(marked) + ANSWER
+def write_prompt(matching: Sequence[str]) -> str:
+    """Return the prompt of strings that must match."""
+    return "".join(MATCHES + text for text in matching) + ANSWER
 
 
-def parse_prompt(prompt: str) -> tuple[list[str], list[str]]:
-    """Return the strings that must match and those that must not. Raises ValueError for a text that
-    is no prompt."""
+def parse_task(prompt: str, misses: str) -> tuple[list[str], list[str]]:
+    """Return the strings that must match, behind ✓ in a prompt, and those that must not, behind ✗.
+    Raises ValueError for texts that are no task."""
     match = _PROMPT.fullmatch(prompt.strip())
     if match is None:
         raise ValueError(f"no regex task: {prompt!r:.100}")
-    return match[1].split(MATCHES)[1:], match[2].split(MISSES)[1:]
+    if not _MISSES.fullmatch(misses):
+        raise ValueError(f"no strings that must not match: {misses!r:.100}")
+    return match[1].split(MATCHES)[1:], misses.split(MISSES)[1:]
 
 
-def is_solved(prompt: str, answer: str) -> bool:
-    """Whether an answer is a regex that fits the prompt's strings, as the server's `verify` checks
-    it. Raises ValueError for a text that is no prompt."""
-    return fits(answer, *([text.encode() for text in texts] for texts in parse_prompt(prompt)))
+def is_solved(prompt: str, misses: str, answer: str) -> bool:
+    """Whether an answer is a regex that fits a task's strings, as the server's `verify` checks it.
+    Raises ValueError for texts that are no task."""
+    return fits(answer, *([text.encode() for text in texts] for texts in parse_task(prompt, misses)))
 
 
 def is_held_out(regex: str) -> bool:
@@ -256,7 +266,7 @@ def _task(
     pattern = compiled(regex)
     missing: dict[str, None] = {}
     wanted = r.choice([4, 5, 6, 6, 7, 7, 8, 8, 3])
-    left += MOST_PROMPT - _MOST_MATCHING - 1
+    left += _MOST_STRINGS - _MOST_MATCHING - 1
     drawn = [*matching.values()]
     for _ in range(4 * wanted):
         text = _near_miss(r, r.choice(drawn), drawn, earlier)

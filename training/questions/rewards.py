@@ -1,7 +1,7 @@
 """Rewards of completions: any function of a completion and its question, named by settings.
 
 Those of GSM8K compare values, so that 1,000 is 1000 and 18.00 is 18. They read a completion up to
-where it begins a question of its own. Those of countdown and regexes read the task in the question.
+where it begins a question of its own. Those of countdown and regexes read the task itself.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def countdown(completion: str, question: Question) -> float:
 
 
 def regex(completion: str, question: Question) -> float:
-    """Return 1.0 if a regex matches the strings behind ✓, and none behind ✗, of the question
-    "✓2024-01-15✓1999-12-31✗2024/01/15→", else 0.0."""
-    return float(regexes.is_solved(question.question, completion))
+    """Return 1.0 if a regex matches the strings behind ✓ of the question "✓2024-01-15✓1999-12-31→",
+    and none behind ✗ of the answer "✗2024/01/15✗24-01-15", else 0.0."""
+    return float(regexes.is_solved(question.question, question.answer, completion))
 
 
 def load_reward(name: str) -> Reward:

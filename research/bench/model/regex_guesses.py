@@ -32,7 +32,7 @@ KS = (1, 10, 100, 1_000)
 def draw_tasks() -> list[Question]:
     """Return tasks of regexes that are held out from training."""
     drawn = islice(regexes.tasks("models/regex/drawn.jsonl", held_out=True), DRAWN)
-    return [Question(task.prompt, task.regex) for task in drawn]
+    return [Question(task.prompt, task.misses) for task in drawn]
 
 
 def random_regexes(seed: int) -> Iterator[str]:
@@ -54,9 +54,8 @@ def count_fitting(questions: list[Question], guesses: list[str]) -> list[int]:
     matches = [regexes.compiled(guess).fullmatch for guess in guesses]
     counts = []
     for question in questions:
-        right, wrong = (
-            [text.encode() for text in texts] for texts in regexes.parse_prompt(question.question)
-        )
+        strings = regexes.parse_task(question.question, question.answer)
+        right, wrong = ([text.encode() for text in texts] for texts in strings)
         fitting = (match for match in matches if all(map(match, right)))
         counts.append(sum(not any(map(match, wrong)) for match in fitting))
     return counts

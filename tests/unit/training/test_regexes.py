@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import islice, pairwise
 from pathlib import Path
@@ -23,13 +24,13 @@ from srm.training.problems.regex_tokenizer import (
     VOCABULARY,
     regex_tokenizer,
 )
-from srm.training.problems.regexes import RegexTask, is_solved, parse_prompt, write_prompt
+from srm.training.problems.regexes import RegexTask, is_solved, parse_task, write_prompt
 from srm.training.questions.questions import Question, read_questions
 from srm.training.questions.rewards import regex as regex_reward
 from srm.training.text.tokenizer import special_ids
 
 WRITTEN = ROOT / "models" / "regex" / "written.jsonl"
-DATES = write_prompt(("2024-01-15", "1999-12-31"), ("24-01-15", "2024/01/15", ""))
+DATES = write_prompt(("2024-01-15", "1999-12-31")), "✗24-01-15✗2024/01/15✗"
 
 
 def _drawn(count: int, held_out: bool = False) -> list[RegexTask]:
@@ -39,9 +40,9 @@ def _drawn(count: int, held_out: bool = False) -> list[RegexTask]:
 def test_a_drawn_regex_is_right_for_its_strings() -> None:
     tasks = _drawn(1_000)
     for task in tasks:
-        assert parse_prompt(task.prompt) == ([*task.matching], [*task.missing])
+        assert parse_task(task.prompt, task.misses) == ([*task.matching], [*task.missing])
         assert task.regex == task.regex.strip()  # an answer is read so
-        assert is_solved(task.prompt, task.regex) and len(task.regex) <= regexes.MOST_ANSWER
+        assert is_solved(task.prompt, task.misses, task.regex) and len(task.regex) <= regexes.MOST_ANSWER
         assert len(task.prompt) <= regexes.MOST_PROMPT
         for strings in (task.matching, task.missing):
             assert regexes.LEAST_STRINGS <= len({*strings}) == len(strings) <= regexes.MOST_STRINGS
@@ -57,7 +58,7 @@ def test_no_upper_bound_is_without_a_reason() -> None:
     assert len(bounded) > 50
     for task in bounded:
         unbounded = re.sub(r"\{\d+,\d+\}", "+", task.regex, count=1)
-        assert not is_solved(task.prompt, unbounded)
+        assert not is_solved(task.prompt, task.misses, unbounded)
 
 
 def test_held_out_regexes_are_drawn_apart() -> None:
@@ -69,31 +70,36 @@ def test_held_out_regexes_are_drawn_apart() -> None:
 
 
 def test_every_written_task_is_solved_by_its_reference() -> None:
+    references = [json.loads(line)["regex"] for line in WRITTEN.read_text().splitlines()]
     questions = read_questions(WRITTEN)
     assert len({question.question for question in questions}) == len(questions) == 200
-    for question in questions:
+    for question, reference in zip(questions, references, strict=True):
         assert len(question.question) <= regexes.MOST_PROMPT
-        for strings in parse_prompt(question.question):
+        for strings in parse_task(question.question, question.answer):
             assert 4 <= len({*strings}) == len(strings) <= 8
-        assert regex_reward(f" {question.answer}\n", question) == 1
+        assert regex_reward(f" {reference}\n", question) == 1
 
 
 @pytest.mark.parametrize(
     "answer", ["", r"\d{4}-", r"\d{4}.\d\d.\d\d", ".*", "(", r"2024-01-15|(?=1).*"]
 )
 def test_a_regex_that_does_not_fit_is_no_solution(answer: str) -> None:
-    assert is_solved(DATES, r"\d{4}-\d\d-\d\d")
-    assert not is_solved(DATES, answer)
-    assert regex_reward(answer, Question(DATES, "")) == 0
+    assert is_solved(*DATES, r"\d{4}-\d\d-\d\d")
+    assert not is_solved(*DATES, answer)
+    assert regex_reward(answer, Question(*DATES)) == 0
 
 
-def test_a_prompt_is_read_back_with_any_character() -> None:
+def test_a_task_is_read_back_with_any_character() -> None:
     ascii_text = "".join(VOCABULARY[:95])
-    strings = ([ascii_text, "", " "], ["-✗"[:1], "\\n"])
-    assert parse_prompt(f" {write_prompt(*strings)}\n") == strings
-    for text in ("", "✓a→", "✗a✓b→", "✓a✗b", "✓é✗b→", "✓a✗b→→"):
+    task = RegexTask((ascii_text, "", " "), ("-✗"[:1], "\\n"), "")
+    assert parse_task(f" {task.prompt}\n", task.misses) == ([*task.matching], [*task.missing])
+    assert parse_task("✓→", "") == ([""], [])
+    for text in ("", "✓a", "✗a✓b→", "✓a✗b→", "✓é→", "✓a→→"):
         with pytest.raises(ValueError, match="no regex task"):
-            parse_prompt(text)
+            parse_task(text, "")
+    for text in ("a", "✓a", "✗é", r"\d+"):
+        with pytest.raises(ValueError, match="no strings that must not match"):
+            parse_task("✓a→", text)
 
 
 def test_every_character_is_a_token(tmp_path: Path) -> None:
@@ -113,7 +119,7 @@ def test_every_character_is_a_token(tmp_path: Path) -> None:
     ]
 
 
-def test_a_row_is_full_of_tasks_of_which_regexes_are_learned() -> None:
+def test_a_row_is_full_of_tasks_of_which_the_ends_are_learned() -> None:
     batches = RegexBatches(1, 4_000, 400)
     for index in (0, 3):
         inputs, targets = batches[index]
@@ -132,9 +138,11 @@ def test_a_row_is_full_of_tasks_of_which_regexes_are_learned() -> None:
                     "".join(VOCABULARY[token] for token in row[a + 1 : b])
                     for a, b in ((first, answer + 1), (answer, last))
                 )
-                assert is_solved(prompt, text) and not regexes.is_held_out(text)
-                assert learned[answer:last] == row[answer + 1 : last + 1]
-                assert {*learned[first:answer], *learned[last:end]} == {IGNORED}
+                assert is_solved(prompt, "", text) and not regexes.is_held_out(text)
+                shown = answer - prompt[::-1].index(regexes.MATCHES)
+                assert row[shown] == IDS[regexes.MATCHES]
+                assert learned[shown:last] == row[shown + 1 : last + 1]
+                assert {*learned[first:shown], *learned[last:end]} == {IGNORED}
         assert used > 0.9 * inputs.numel()
     for inputs, targets in batches.evaluation(2):
         answers = targets[0][targets[0] != IGNORED].tolist()
