@@ -47,6 +47,7 @@ from research.experiments.harness.runner import Report, Results, check_writable,
 from research.experiments.harness.settings import ExperimentSettings
 from research.experiments.harness.solving import draw_answers
 from research.experiments.tasks.large_puzzles import draw_even
+from research.experiments.tasks.regex_examples import RegexExamples
 from research.experiments.tasks.tasks import (
     CountdownTask,
     LargeCountdownTask,
@@ -99,9 +100,10 @@ class CoverageFlags(ExperimentSettings, frozen=True):
     """Flags of `python -m research.experiments coverage`."""
 
     LEAST_SEEDS: ClassVar[int] = 1
-    task: Literal["countdown-7", "countdown", "questions"] = "countdown-7"
+    task: Literal["countdown-7", "countdown", "regexes", "questions"] = "countdown-7"
     """The task: `countdown-7`, puzzles of seven numbers with targets of five
-    and six digits; `countdown`, those of the bundled model; `questions`, those of files."""
+    and six digits; `countdown`, those of the bundled model; `regexes`, regexes of strings that
+    match; `questions`, those of files."""
     budgets: tuple[float, ...] = (2.0, 4.0, 8.0)
     """Processor minutes that each model is trained for; one run makes the models of all."""
     train: Path | None = None
@@ -125,8 +127,8 @@ class CoverageFlags(ExperimentSettings, frozen=True):
         are_questions = self.task == "questions"
         if are_questions != (self.train is not None) or (are_questions and not self.input):
             raise ValueError("train and input must be files where task is questions, and no other")
-        if self.task == "countdown-7" and self.input:
-            raise ValueError("input must be empty where task is countdown-7")
+        if self.task in ("countdown-7", "regexes") and self.input:
+            raise ValueError(f"input must be empty where task is {self.task}")
         if self.task != "countdown" and self.grpo_minutes:
             got = self.grpo_minutes
             raise ValueError(f"grpo_minutes must be 0 where task is {self.task}, got {got}")
@@ -145,8 +147,8 @@ class Settings(CoverageFlags, frozen=True):
     transformer_width: int = 128
     """Width of the Transformer; its gated layers have twice as many channels."""
     num_layers: int = 4
-    batch_tokens: int = 8_192
-    """Approximate tokens of one update."""
+    batch_tokens: int = 2_048
+    """Approximate tokens of one update: in a few minutes many small ones teach more."""
     grpo: GRPOSettings = GRPOSettings()
 
     def make(self, kind: str, task: SolvingTask, scale: float = 1.0) -> SRM | Transformer:
@@ -189,6 +191,8 @@ def read_task(config: Settings) -> SolvingTask:
         return TextTask(config.train, read_inputs(config))
     if config.task == "countdown-7":
         return LargeCountdownTask(draw_even(np.random.default_rng(0), config.problems))
+    if config.task == "regexes":
+        return RegexExamples(config.problems)
     if not config.input:
         drawn = draw_puzzles(np.random.default_rng(0), config.problems, is_held_out=True)
         return CountdownTask({"": drawn})

@@ -118,7 +118,9 @@ def parse_task(prompt: str, misses: str) -> tuple[list[str], list[str]]:
 def is_solved(prompt: str, misses: str, answer: str) -> bool:
     """Whether an answer is a regex that fits a task's strings, as the server's `verify` checks it.
     Raises ValueError for texts that are no task."""
-    return fits(answer, *([text.encode() for text in texts] for texts in parse_task(prompt, misses)))
+    return fits(
+        answer, *([text.encode() for text in texts] for texts in parse_task(prompt, misses))
+    )
 
 
 def is_held_out(regex: str) -> bool:

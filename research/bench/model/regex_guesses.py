@@ -15,15 +15,16 @@ from itertools import islice
 import msgspec
 
 from research.bench.frame import table
-from srm.loadtest.records import RECORDS, ROOT, new_record, write_record
+from research.experiments.tasks.regex_examples import DRAWN, count_fitting, trained_regexes
+from srm.loadtest.records import RECORDS, new_record, write_record
 from srm.training.problems import regexes
 from srm.training.problems.regex_grammar import draw_regex
 from srm.training.problems.regex_nodes import write_regex
 from srm.training.questions.questions import Question, read_questions
 from srm.training.statistics.coverage import Tally, pass_table
 
-FOLDER = ROOT / "models" / "regex"
-DRAWN = 300
+FOLDER = DRAWN.parent
+COUNT = 300
 """Tasks that are drawn."""
 GUESSES = 10_000
 KS = (1, 10, 100, 1_000)
@@ -31,7 +32,7 @@ KS = (1, 10, 100, 1_000)
 
 def draw_tasks() -> list[Question]:
     """Return tasks of regexes that are held out from training."""
-    drawn = islice(regexes.tasks("models/regex/drawn.jsonl", held_out=True), DRAWN)
+    drawn = islice(regexes.tasks("models/regex/drawn.jsonl", held_out=True), COUNT)
     return [Question(task.prompt, task.misses) for task in drawn]
 
 
@@ -44,29 +45,11 @@ def random_regexes(seed: int) -> Iterator[str]:
             yield regex
 
 
-def trained_regexes(seed: int) -> Iterator[str]:
-    """Yield answers of training without end."""
-    return (task.regex for task in regexes.tasks(f"guesses {seed}"))
-
-
-def count_fitting(questions: list[Question], guesses: list[str]) -> list[int]:
-    """Return how many of the guesses fit each question."""
-    matches = [regexes.compiled(guess).fullmatch for guess in guesses]
-    counts = []
-    for question in questions:
-        strings = regexes.parse_task(question.question, question.answer)
-        right, wrong = ([text.encode() for text in texts] for texts in strings)
-        fitting = (match for match in matches if all(map(match, right)))
-        counts.append(sum(not any(map(match, wrong)) for match in fitting))
-    return counts
-
-
 def main() -> int:
     """Write a record and print its table; return 0."""
-    path = FOLDER / "drawn.jsonl"
-    if not path.exists():
+    if not DRAWN.exists():
         drawn_lines = (msgspec.json.encode(question) + b"\n" for question in draw_tasks())
-        path.write_bytes(b"".join(drawn_lines))
+        DRAWN.write_bytes(b"".join(drawn_lines))
     record = new_record("python -m research.bench.model.regex_guesses")
     record |= {"guesses": GUESSES, "fitting": {}}
     lines = []

@@ -42,7 +42,10 @@ def test_a_drawn_regex_is_right_for_its_strings() -> None:
     for task in tasks:
         assert parse_task(task.prompt, task.misses) == ([*task.matching], [*task.missing])
         assert task.regex == task.regex.strip()  # an answer is read so
-        assert is_solved(task.prompt, task.misses, task.regex) and len(task.regex) <= regexes.MOST_ANSWER
+        assert (
+            is_solved(task.prompt, task.misses, task.regex)
+            and len(task.regex) <= regexes.MOST_ANSWER
+        )
         assert len(task.prompt) <= regexes.MOST_PROMPT
         for strings in (task.matching, task.missing):
             assert regexes.LEAST_STRINGS <= len({*strings}) == len(strings) <= regexes.MOST_STRINGS
