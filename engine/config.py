@@ -23,7 +23,10 @@ GRPO_MODEL = DEMO_MODEL.with_name("demo-grpo")
 """Other weights for the bundled model: what `srm train grpo` made of them."""
 COUNTDOWN_MODEL = DEMO_MODEL.with_name("countdown")
 """A bundled model that solves puzzles in one of many samples."""
-_BUNDLED = {Path(model.name): model for model in (DEMO_MODEL, GRPO_MODEL, COUNTDOWN_MODEL)}
+REGEX_MODEL = DEMO_MODEL.with_name("regex")
+"""A bundled model that writes a regex from examples in one of many samples."""
+_BUNDLED_MODELS = (DEMO_MODEL, GRPO_MODEL, REGEX_MODEL, COUNTDOWN_MODEL)
+_BUNDLED = {Path(model.name): model for model in _BUNDLED_MODELS}
 
 
 def find_model(path: Path) -> Path:
@@ -43,7 +46,7 @@ def check_model_folder(folder: Path) -> None:
         raise CheckpointError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
     raise CheckpointError(
         f"{what}: a model is a folder with the config.json and model.safetensors of an SRM. GGUF "
-        "is not read, and nothing is downloaded. demo, demo-grpo and countdown are bundled"
+        "is not read, and nothing is downloaded. demo, demo-grpo, regex and countdown are bundled"
     )
 
 

@@ -25,10 +25,11 @@ import msgspec
 import srm
 from srm import logs, metrics_memory
 from srm.cores import available_cores
-from srm.engine.config import COUNTDOWN_MODEL, EngineConfig, read_model_config
+from srm.engine.config import EngineConfig, read_model_config
 from srm.engine.process.watchdog import Heartbeat
 from srm.engine.wiring import EngineWiring
-from srm.errors import ConfigError
+from srm.errors import CheckpointError, ConfigError
+from srm.files import read_file
 from srm.metrics_memory import Region
 from srm.server.config import ServerConfig, within_open_files
 from srm.server.http.keys import VARIABLE, check_limits, load_keys
@@ -43,8 +44,10 @@ from srm.settings import Command, build, read_settings
 
 _ROOT = Path(srm.__file__).resolve().parents[1]
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
-PUZZLE = '"make 958 of 11 49 18 74 14 :"'
-"""The README's prompts, as JSON: each of the bundled models knows one of them."""
+"""The README's prompt, as JSON."""
+EXAMPLE = "example.json"
+"""Name of the file in which a model's folder says what to ask it first: a body of
+`POST /v1/completions`."""
 _MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE = 8, 4
 """API processes, whatever the number of cores; the larger of both counts."""
 FLAGS_OF_VLLM = {
@@ -83,6 +86,7 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
     read_model_config(server.model)  # and said once
     report_unread(server.model, server.sampling_defaults)
+    example = read_example(server.model)
     check_writable("data_dir", server.data_folder)
     if engine.snapshot_dir:
         check_writable("snapshot_dir", Path(engine.snapshot_dir).expanduser())
@@ -100,18 +104,24 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
             engine_module,
             listeners,
         )
-        prompt = example_prompt(server.model)
         url = "http://localhost" if server.uds else url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
-        say = partial(announce, server.model_name, url, page, prompt, server.uds)
+        say = partial(announce, server.model_name, url, page, example, server.uds)
         return asyncio.run(supervisor.run(say))
 
 
-def example_prompt(model: Path) -> str:
-    """Return what to ask a model of this folder first, as JSON."""
-    if not (model / "tokenizer.json").exists():
-        return "[0]"
-    return PUZZLE if model.name == COUNTDOWN_MODEL.name else QUESTION
+def read_example(model: Path) -> str:
+    """Return the request to send first to a model of this folder, as JSON in one line. Raises
+    CheckpointError for an `example.json` that is no JSON object."""
+    path = model / EXAMPLE
+    if path.exists():
+        try:
+            fields = msgspec.json.decode(read_file(path), type=dict[str, Any])
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} must be a JSON object: {error}") from None
+        return msgspec.json.encode(fields).decode()
+    prompt = QUESTION if (model / "tokenizer.json").exists() else "[0]"
+    return f'{{"prompt": {prompt}, "max_tokens": 32, "temperature": 0}}'
 
 
 def wired(kind: type[Wiring], config: msgspec.Struct, **own: Any) -> Wiring:
@@ -309,16 +319,18 @@ def check_writable(name: str, folder: Path) -> None:
         raise ConfigError(f"{name} = {folder}: {there} cannot be written into")
 
 
-async def announce(model_name: str, url: str, page: str, prompt: str, uds: str = "") -> None:
+async def announce(model_name: str, url: str, page: str, example: str, uds: str = "") -> None:
     """Print where and how to send a request, once the server is ready."""
     while not await _is_ready(url, uds):
         await asyncio.sleep(0.1)
     to = f"--unix-socket {shlex.quote(uds)} {url}" if uds else url
-    sys.stdout.write(
+    text = (
         f"Serving {model_name} on {uds or url}\n"
         f"  curl {to}/v1/completions -H 'Content-Type: application/json' "
-        f"""-d '{{"prompt": {prompt}, "max_tokens": 32, "temperature": 0}}'\n"""
+        f"-d {shlex.quote(example)}\n"
     )
+    encoding = sys.stdout.encoding  # what it lacks is written \\u2713, which JSON has too
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     if page != url or not uds:  # a browser opens no socket
         sys.stdout.write(f"Dashboard and playground: {page}/   API reference: {url}/docs\n")
     sys.stdout.flush()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from unittest.mock import AsyncMock
 
 import pytest
 
 import srm.__main__ as srm
-from srm.engine.config import COUNTDOWN_MODEL, DEMO_MODEL, EngineConfig, read_model_config
+from srm.engine.config import (
+    COUNTDOWN_MODEL,
+    DEMO_MODEL,
+    REGEX_MODEL,
+    EngineConfig,
+    read_model_config,
+)
 from srm.errors import CheckpointError, ConfigError
 from srm.server.config import ServerConfig, within_open_files
 from srm.server.http.keys import check_limits, load_keys
@@ -194,7 +202,8 @@ async def test_the_page_is_said_to_be_where_it_is(
     monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
     with listen(host, 0) as public, listen("127.0.0.1", 0) as admin:
         page = url_of("127.0.0.1", admin)
-        await launch.announce("m", url_of(host, public), page, QUESTION)
+        example = launch.read_example(DEMO_MODEL)
+        await launch.announce("m", url_of(host, public), page, example)
         out = capsys.readouterr().out
         assert f'"prompt": {QUESTION},' in out
         assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text(), "asks what it knows"
@@ -204,10 +213,26 @@ async def test_the_page_is_said_to_be_where_it_is(
 
 def test_the_first_example_is_one_that_the_model_knows(tmp_path: Path) -> None:
     """The puzzle model was asked about pears, of which it has no token."""
-    assert launch.example_prompt(COUNTDOWN_MODEL) == launch.PUZZLE
-    assert f'"prompt": {launch.PUZZLE},' in (ROOT / "README.md").read_text()
-    assert launch.example_prompt(DEMO_MODEL) == QUESTION
-    assert launch.example_prompt(tmp_path) == "[0]"
+    readme = (ROOT / "README.md").read_text()
+    asked = json.loads(launch.read_example(REGEX_MODEL))
+    (shown,) = re.findall(r"'(\{\s*\"prompt\": \"✓.*?\})'", readme, re.S)
+    assert asked == json.loads(shown)
+    puzzle = json.loads(launch.read_example(COUNTDOWN_MODEL))
+    assert set(puzzle["verify"]["using"]) < {*map(int, re.findall(r"\d+", puzzle["prompt"]))}
+    assert f'"prompt": {QUESTION},' in launch.read_example(DEMO_MODEL)
+    assert launch.read_example(tmp_path) == '{"prompt": [0], "max_tokens": 32, "temperature": 0}'
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"prompt": 1'])
+def test_an_example_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / launch.EXAMPLE).write_text(text)
+    with pytest.raises(CheckpointError, match=r"example.json must be a JSON object: "):
+        launch.read_example(tmp_path)
+
+
+def test_a_quote_in_an_example_is_one_to_the_shell(tmp_path: Path) -> None:
+    (tmp_path / launch.EXAMPLE).write_text('{\n "prompt": "it\'s✓"}')
+    assert launch.read_example(tmp_path) == '{"prompt":"it\'s✓"}'
 
 
 def test_each_model_has_a_name_and_a_data_folder_of_its_own(tmp_path: Path) -> None:
