@@ -49,7 +49,7 @@ def test_a_row_is_a_task_of_which_the_regex_is_learned() -> None:
     pool = [batches[index] for index in range(4)]
     again = RegexRows(3, 2_048)
     assert all(torch.equal(again[at][0], pool[at][0]) for at in (2, 0, 3))
-    assert [inputs.shape[1] for inputs, _ in pool] == sorted(one.shape[1] for one, _ in pool)
+    assert [inputs.shape[1] for inputs, _ in pool] == sorted(inputs.shape[1] for inputs, _ in pool)
     held_out = batches.evaluation(2)
     for is_held_out, (inputs, targets) in [(False, pool[1]), (True, held_out[1])]:
         assert len(inputs) == len(targets) == 24
