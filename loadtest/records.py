@@ -56,9 +56,7 @@ def write_record(record: dict[str, Any], name: str, table: str, folder: Path) ->
     """
     stem = f"{record['date']}-{record['commit']}-{name}"
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    heading = f"# {name}, {record['date']}\n\n`{record['command']}` at {record['commit']}, "
-    path = folder / f"{stem}.md"
-    text = f"{heading}{record['machine']}.\n\n{table}"
+    path, text = folder / f"{stem}.md", page_of(record, name, table)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".json").write_bytes(content + b"\n")
@@ -67,6 +65,14 @@ def write_record(record: dict[str, Any], name: str, table: str, folder: Path) ->
         raise ConfigError(f"output: {path}: {error.strerror}") from error
     sys.stdout.write(f"{text}\n{path}\n")
     return path
+
+
+def page_of(record: dict[str, Any], name: str, table: str) -> str:
+    """Return the page of a record: what was run, at what and where, and the table."""
+    return (
+        f"# {name}, {record['date']}\n\n`{record['command']}` at {record['commit']}, "
+        f"{record['machine']}.\n\n{table}"
+    )
 
 
 def _commit() -> str:

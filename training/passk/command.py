@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from srm.errors import ConfigError, SRMError
-from srm.loadtest.records import new_record, settings_of, write_record
+from srm.loadtest.records import new_record, page_of, settings_of, write_record
+from srm.loadtest.scenario import as_path
 from srm.settings import Command, load
 from srm.training.passk.config import PassKConfig
 from srm.training.passk.journal import Journal, JournalEntry
 from srm.training.passk.plot import check_plots, draw
 from srm.training.passk.problems import PromptProblem, digest, read_problems
-from srm.training.passk.results import Results, page, results_of
+from srm.training.passk.results import Results, page, results_of, results_of_counts
 from srm.training.passk.sampling import SamplingSession, choices_of
 from srm.training.passk.server import CompletionsServer
 from srm.training.questions.rewards import Reward, load_reward, rewarded
@@ -90,13 +91,20 @@ def _write(config: PassKConfig, command: str, about: dict[str, Any], results: Re
         "sampled": about,
         **msgspec.to_builtins(results),
     }
-    drawing = f"until {config.until} are right, at most " if config.until else ""
-    reported = (
-        f"{len(results.problems):,} problems, {drawing}{config.samples:,} samples of each, "
-        f"{about['n']:,} a request, of {about['model']}: temperature {config.temperature:g}, top_p "
-        f"{config.top_p:g}, at most {config.max_tokens:,} tokens; right by {config.reward}."
-    )
-    name = f"passk-until-{config.until}" if config.until else "passk"
+    name = _name(config)
     picture = f"{record['date']}-{record['commit']}-{name}.svg"
-    write_record(record, name, page(results, reported, picture), config.output)
+    write_record(record, name, page(config, about, results, picture), config.output)
     draw(results, config.output / picture)
+
+
+def _name(config: PassKConfig) -> str:
+    return f"passk-until-{config.until}" if config.until else "passk"
+
+
+def remake_page(record: dict[str, Any], picture: str) -> str:
+    """Return a record's page, computed again from the counts of its problems. Raises ValueError or
+    KeyError for a record without them."""
+    config = msgspec.convert(record["settings"], PassKConfig, dec_hook=as_path)
+    written = msgspec.convert(record, Results)
+    results = results_of_counts(config, written.fingerprints, written.totals, written.problems)
+    return page_of(record, _name(config), page(config, record["sampled"], results, picture))

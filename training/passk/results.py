@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -100,20 +101,26 @@ def results_of(
     config: PassKConfig, problems: Sequence[PromptProblem], answers: Sequence[JournalEntry]
 ) -> Results:
     """Compute the results of a run whose journal has these answers."""
+    fingerprints = {answer.fingerprint for answer in answers if answer.fingerprint is not None}
     solved = _solved(problems, answers)
+    return results_of_counts(config, sorted(fingerprints), _totals(answers), solved)
+
+
+def results_of_counts(
+    config: PassKConfig, fingerprints: list[str], totals: Totals, solved: list[Solved]
+) -> Results:
+    """Compute coverage, its intervals and its power law from the counts of each problem."""
     counts = [Tally(problem.drawn, problem.right, problem.is_until) for problem in solved]
     ks = spaced(config.samples)
     table = pass_table(counts, ks)
     coverage = table.mean(axis=0)
-    many = resampled_means(table, RESAMPLED, config.seed) if len(problems) > 1 else None
+    many = resampled_means(table, RESAMPLED, config.seed) if len(solved) > 1 else None
     own = intervals(redrawn_means(counts, ks, RESAMPLED, config.seed))
     over = intervals(many) if many is not None else [None] * len(ks)
     per_sample = float(np.mean([problem.completion_tokens / problem.sampled for problem in solved]))
     return Results(
-        fingerprints=sorted(
-            {answer.fingerprint for answer in answers if answer.fingerprint is not None}
-        ),
-        totals=_totals(answers),
+        fingerprints=fingerprints,
+        totals=totals,
         points=[
             CoveragePoint(k, float(coverage[at]), over[at], own[at], k * per_sample)
             for at, k in enumerate(ks)
@@ -175,12 +182,15 @@ def _law(ks: Sequence[int], coverage: Floats, many: Floats | None) -> Law | None
     )
 
 
-def page(results: Results, about: str, picture: str) -> str:
-    """Return the results as Markdown; `about` says in a sentence what was sampled."""
+def page(config: PassKConfig, about: Mapping[str, Any], results: Results, picture: str) -> str:
+    """Return the results as Markdown; `about` is the journal's description of the run."""
     totals, law = results.totals, results.power_law
     percent = f"{CONFIDENCE:.0%}"
+    drawing = f"until {config.until} are right, at most " if config.until else ""
     lines = [
-        about,
+        f"{len(results.problems):,} problems, {drawing}{config.samples:,} samples of each, "
+        f"{about['n']:,} a request, of {about['model']}: temperature {config.temperature:g}, top_p "
+        f"{config.top_p:g}, at most {config.max_tokens:,} tokens; right by {config.reward}.",
         "",
         f"{totals.sampled:,} samples, {totals.completion_tokens:,} tokens in "
         f"{totals.sampling_s:,.1f} s: {totals.tokens_per_s:,.0f} tokens a second. "
