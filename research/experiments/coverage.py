@@ -77,6 +77,9 @@ from srm.training.text.whole_files import replace_file
 TRANSFORMER, RANDOM = "Transformer", "random"
 PLAIN, BALANCED = "plain", "balanced"
 MODELS = (REFERENCE, TRANSFORMER)
+TASKS: dict[str, type[SolvingTask]] = {
+    **{"countdown-7": LargeCountdownTask, "countdown": CountdownTask, "questions": TextTask}
+}
 DECAYING = 0.2
 """Last share of the minutes, over which the learning rate falls."""
 EVALUATION_BATCHES = 6
@@ -452,11 +455,11 @@ def at_budget(solved_rates: Floats, ks: Sequence[int], budget: float) -> float:
     return float(np.interp(np.log(budget), np.log(ks), solved_rates))
 
 
-def page(config: Settings, task: SolvingTask, results: Results) -> list[str]:
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: what came out, pass@k over samples, operations and seconds, and
-    what training took."""
+    what training took. Only the settings say which problem is of which file."""
     few = powers(config.samples)
-    kinds = np.array([problem.kind for problem in task.problems])
+    kinds = np.repeat([path.stem for path in config.input] or [""], config.problems)
     groups = {"": np.full(len(kinds), True)}
     if len(names := dict.fromkeys(kinds)) > 1:
         groups |= {f" of {name}": kinds == name for name in names}
@@ -473,9 +476,9 @@ def page(config: Settings, task: SolvingTask, results: Results) -> list[str]:
         *(f"After {each:g} processor minutes of training: {words}" for each, words in verdicts),
         at_equal_loss(config, results),
         *([grpo_verdict(config, last)] if config.grpo_cases else []),
-        f"{len(task.problems)} problems that neither model was trained on, {config.samples:,} "
+        f"{len(kinds)} problems that neither model was trained on, {config.samples:,} "
         f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
-        f"{RANDOM} has {task.guesses}.",
+        f"{RANDOM} has {TASKS[config.task].guesses}.",
         table(["pass@k", *(f"k = {k:,}" for k in few)], rows),
         *(f"{case}: {law(results[case], config.samples)}" for case in cases[-2:]),
         "For the same processor seconds, and for the same operations, as so many answers of the "
@@ -717,5 +720,4 @@ def run(config: Settings) -> Report:
     """Run all cases."""
     task = read_task(config)
     results = run_all(config, task)
-    blocks = page(config, task, results)
-    return results, blocks, draw(config, after(results, config.budgets[-1]))
+    return results, page(config, results), draw(config, after(results, config.budgets[-1]))

@@ -69,7 +69,7 @@ def losses(case: str, config: Settings, corpus: Corpus, seed: int) -> Numbers:
     return fit_text(corpus, config, make, seed, config.steps, config.learning_rate)[2]
 
 
-def page(results: Results) -> list[str]:
+def page(_: Settings, results: Results) -> list[str]:
     """Return the record's text: what agrees, a table of cases, one of changes."""
     ours = values_of(results, "loss")
     means = {case: mean(result) for case, result in ours.items()}
@@ -102,4 +102,4 @@ def run(config: Settings) -> Report:
     cases = {case: partial(losses, case, config, corpus) for case in CASES}
     results = run_cases(config, cases, {"texts": corpus.sha256})
     figure = beside(values_of(results, "loss"), PAPER, "loss (nats per token)")
-    return results, page(results), figure
+    return results, page(config, results), figure

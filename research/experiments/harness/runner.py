@@ -185,20 +185,25 @@ def publish(
     command = " ".join(["python -m research.experiments", config.name, *argv])
     record = new_record(command, getattr(config, "device", "cpu"))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
-    commits = sorted({seed["commit"] for seeds in results.values() for seed in seeds})
-    precisions = {seed.get("precision", "") for seeds in results.values() for seed in seeds}
-    made_with = ", ".join([f"torch {torch.__version__}", *sorted(precisions - {""})])
     stem = f"experiment-{config.name}"
     picture = f"{record['date']}-{record['commit']}-{stem}.svg"
-    reported = f"{made_with}; cases ran at {', '.join(commits)}. {SPREADS}"
-    text = "\n\n".join([reported, *blocks, f"![the same as a picture]({picture})"]) + "\n"
-    page = write_record(record, stem, text, config.output)
+    page = write_record(record, stem, reported(record, blocks, picture), config.output)
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure.tight_layout()
         with replace_file(page.with_name(picture)) as partial:
             figure.savefig(partial, format="svg", metadata={"Date": None})
         plt.close(figure)
     return page
+
+
+def reported(record: Mapping[str, Any], blocks: Sequence[str], picture: str) -> str:
+    """Return what stands on a record's page below its heading."""
+    seeds = [*itertools.chain.from_iterable(record["results"].values())]
+    precisions = {seed.get("precision", "") for seed in seeds}
+    made_with = ", ".join([f"torch {record['torch']}", *sorted(precisions - {""})])
+    commits = ", ".join(sorted({seed["commit"] for seed in seeds}))
+    made = f"{made_with}; cases ran at {commits}. {SPREADS}"
+    return "\n\n".join([made, *blocks, f"![the same as a picture]({picture})"]) + "\n"
 
 
 def values_of(results: Results, member: str) -> dict[str, list[float]]:

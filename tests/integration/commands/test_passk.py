@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import research.experiments.__main__ as experiments
 import srm.__main__ as srm
 from tests.integration.commands.foreign_server import Foreign, counts, expected, result, run
 from tests.kit.serving import Server, complete
@@ -97,6 +98,22 @@ def test_the_prompt_is_what_is_asked_for(foreign: Foreign, url: str, folder: Pat
         f"{question}, or {question}?" for question in ("a cat", "a mat")
     }
     assert run(url, folder, prompt="question?", output=folder / "other") == 2
+
+
+def test_the_page_is_what_the_counts_say(
+    foreign: Foreign, url: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(url, folder) == 0
+    (path,) = (folder / "out").glob("*-passk.json")
+    assert experiments.main(["page", str(path)]) == 0
+    written = json.loads(path.read_bytes())
+    before, right = (sum(right for _, right in counts(folder)) + more for more in (0, 1))
+    written["problems"][0]["right"] += 1
+    path.write_text(json.dumps(written))
+    capsys.readouterr()
+    assert experiments.main(["page", str(path)]) == 1
+    named = capsys.readouterr().out
+    assert f"\n-| 1 | {before / 40:.4f} |" in named and f"\n+| 1 | {right / 40:.4f} |" in named
 
 
 def test_samples_behind_the_last_right_one_are_left_out(

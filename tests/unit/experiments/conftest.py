@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from research.experiments.__main__ import main
+from research.experiments.__main__ import PAGED, main
 from research.experiments.harness import runner
 from research.experiments.harness.result_cache import Numbers
 from srm.engine.config import EngineConfig, ModelConfig
@@ -52,7 +52,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """run_experiment(name, *flags, **constants): its record, page and picture, with tiny models and
     two seeds; twice, the second time from disk. `again` has what a case would call if it were
-    run."""
+    run. The page is what the record's numbers say."""
 
     def run(
         name: str,
@@ -74,6 +74,7 @@ def run_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experimen
         assert page.read_text() == first
         record = json.loads(page.with_suffix(".json").read_text())
         assert record["commit"] in first and f"]({page.with_suffix('.svg').name})" in first
+        assert name not in PAGED or main(["page", str(page.with_suffix(".json"))]) == 0
         return record, first, page.with_suffix(".svg").read_text()
 
     return run

@@ -232,6 +232,7 @@ def test_both_learn_from_rewards_for_the_same_time(
     assert "in bfloat16 at the rate 0.0001, which was not searched" in page
     assert set(numpy_engine) == {"bfloat16"}
     assert "| Transformer balanced | 5 | 12 | 2 | 0.0 | 0.0 | 100% | 0." in page
+    assert main(["page", str(path)]) == 0
 
 
 def test_srm_has_ten_times_the_rollouts_of_the_transformer() -> None:
@@ -423,7 +424,15 @@ def questions(tmp_path: Path) -> list[str]:
     return [f"--train={train}", f"--input={known},{new}"]
 
 
-def test_questions_of_files_are_learned_and_answered(questions: list[str], tmp_path: Path) -> None:
+def test_questions_of_files_are_learned_and_answered(
+    questions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the record's page is made again without the files."""
+
+    def guess(task: TextTask, samples: int, _: int) -> list[int]:
+        return [samples * (problem.kind == "known") for problem in task.problems]
+
+    monkeypatch.setattr(TextTask, "guess", guess)
     places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
     assert (
         main(
@@ -444,8 +453,12 @@ def test_questions_of_files_are_learned_and_answered(questions: list[str], tmp_p
     results = json.loads(path.read_text())["results"]
     assert all(len(seed["right"]) == 6 for kind in MODELS for seed in results[f"{kind} 0.004 min"])
     page = path.with_suffix(".md").read_text()
-    assert "| Transformer 0.004 min of known |" in page and "| random of new |" in page
+    assert "| Transformer 0.004 min of known |" in page
+    assert "| random of known | 1.0000 |" in page and "| random of new | 0.0000 |" in page
     assert "The row random has answers drawn from those of the training questions." in page
+    for file in ("train", "known", "new"):
+        (tmp_path / f"{file}.jsonl").unlink()
+    assert main(["page", str(path)]) == 0
 
 
 def test_answers_are_judged_by_all_results_once_they_have_ended(

@@ -11,7 +11,7 @@ import torch
 
 from research.experiments.harness.corpus import standard_library
 from research.experiments.harness.models import HEADS, SRMS, make_variant
-from research.experiments.mixers import CASES, CHANGES, PAPER, page
+from research.experiments.mixers import CASES, CHANGES, PAPER, Settings, page
 from srm.loadtest.records import ROOT
 from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
@@ -50,7 +50,7 @@ def test_the_page_says_what_decay_does() -> None:
         case: [{"loss": loss + noise, **numbers} for noise in (0.0, 0.01)]
         for case, loss in losses.items()
     }
-    text = "\n".join(page(results))
+    text = "\n".join(page(Settings(), results))
     assert " 4 of 5 cases with decay have less loss than every case without.\n" in text
     assert "| decay, mixed | -0.500 | -0.226 |" in text
     assert "| row | 1,000 | 3.005 ± 0.007 | 3.465 | 2 |" in text

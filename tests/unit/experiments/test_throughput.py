@@ -36,6 +36,7 @@ def test_each_width_is_measured_and_shown(tmp_path: Path) -> None:
     assert text.count("\n| SRM | ") == 4 and "| model | d 8 | d 16 |" in text
     assert "the paper's" not in text  # whose models have other sizes
     assert "<!-- Transformer -->" in written.with_suffix(".svg").read_text()
+    assert main(["page", str(written.with_suffix(".json"))]) == 0
 
 
 @pytest.mark.parametrize("kind", throughput.PAPER_MILLIONS)
