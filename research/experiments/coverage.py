@@ -7,9 +7,6 @@ was trained on, many times: pass@k stands over samples, over operations and over
 processor. Beside them are guesses, which need no model, and a claim holds only above them. SRM is
 sampled by our engine in this process, the Transformer by a loop in torch with keys and values kept:
 vLLM for CPUs draws fewer tokens in a core second from models of this size.
-
-With `grpo_minutes` both then learn from rewards of their own answers, for the same processor time
-too: SRM from many answers to a puzzle, the Transformer from few.
 """
 
 from __future__ import annotations
@@ -22,15 +19,14 @@ from itertools import chain, product
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import mean
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
 
-from research.experiments.finetuning import draw_coverage, gain, law, powers, rates, rates_by_seed
+from research.experiments.finetuning import draw_coverage, law, powers, rates, rates_by_seed
 from research.experiments.harness.learning_rates import (
     Start,
     best_rate,
@@ -40,8 +36,7 @@ from research.experiments.harness.learning_rates import (
     search,
 )
 from research.experiments.harness.models import HEADS, REFERENCE
-from research.experiments.harness.reinforcing import GRPOSettings, reinforce
-from research.experiments.harness.report import AVERAGED, finish, first_and_last, spread, table
+from research.experiments.harness.report import finish, spread, table
 from research.experiments.harness.result_cache import Numbers, digest, folder_of
 from research.experiments.harness.runner import Report, Results, check_writable, fit, run_cases
 from research.experiments.harness.settings import ExperimentSettings
@@ -75,28 +70,16 @@ from srm.training.statistics.coverage import Floats, Interval, intervals, resamp
 from srm.training.text.whole_files import replace_file
 
 TRANSFORMER, RANDOM = "Transformer", "random"
-PLAIN, BALANCED = "plain", "balanced"
 MODELS = (REFERENCE, TRANSFORMER)
 TASKS: dict[str, type[SolvingTask]] = {
-    **{"countdown-7": LargeCountdownTask, "countdown": CountdownTask, "questions": TextTask}
+    **{"countdown-7": LargeCountdownTask, "countdown": CountdownTask},
+    **{"regexes": RegexExamples, "questions": TextTask},
 }
 DECAYING = 0.2
 """Last share of the minutes, over which the learning rate falls."""
 EVALUATION_BATCHES = 6
 RESAMPLED = 1_000
 """Bootstrap resamples of the problems for the intervals."""
-LEAST_MIXED = 0.01
-"""Share of puzzles with right and wrong answers below which GRPO has nothing to learn from."""
-
-
-class GRPOCase(NamedTuple):
-    """How a model learns from rewards."""
-
-    kind: str
-    rollouts: int
-    """Answers to a puzzle."""
-    group_size: int
-    """How many of them are resampled to learn from; 0: all are."""
 
 
 class CoverageFlags(ExperimentSettings, frozen=True):
@@ -118,13 +101,10 @@ class CoverageFlags(ExperimentSettings, frozen=True):
     """Number of problems to answer, the first ones of each file."""
     samples: int = 1_000
     """Answers to each problem; the largest k."""
-    grpo_minutes: float = 0.0
-    """Processor minutes of GRPO, sampling and learning together, that each trained model then goes
-    through, plain and balanced; 0: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, {"problems": 1, "samples": 1, "grpo_minutes": 0.0})
+        check_numbers(self, {"problems": 1, "samples": 1})
         if not self.budgets or sorted({0.0, *self.budgets}) != [0.0, *self.budgets]:
             raise ValueError(f"budgets must rise from above 0, got {self.budgets}")
         are_questions = self.task == "questions"
@@ -132,9 +112,6 @@ class CoverageFlags(ExperimentSettings, frozen=True):
             raise ValueError("train and input must be files where task is questions, and no other")
         if self.task in ("countdown-7", "regexes") and self.input:
             raise ValueError(f"input must be empty where task is {self.task}")
-        if self.task != "countdown" and self.grpo_minutes:
-            got = self.grpo_minutes
-            raise ValueError(f"grpo_minutes must be 0 where task is {self.task}, got {got}")
 
 
 class Settings(CoverageFlags, frozen=True):
@@ -152,7 +129,6 @@ class Settings(CoverageFlags, frozen=True):
     num_layers: int = 4
     batch_tokens: int = 2_048
     """Approximate tokens of one update: in a few minutes many small ones teach more."""
-    grpo: GRPOSettings = GRPOSettings()
 
     def make(self, kind: str, task: SolvingTask, scale: float = 1.0) -> SRM | Transformer:
         """Make a model of a kind, whose initial matrices are `scale` times the usual ones."""
@@ -168,19 +144,6 @@ class Settings(CoverageFlags, frozen=True):
             if parameter.ndim > 1 and not is_scalar(name):
                 parameter.data *= scale
         return model
-
-    @property
-    def grpo_cases(self) -> dict[str, GRPOCase]:
-        """The cases of GRPO by name; none without its minutes."""
-        grpo = self.grpo
-        each = {REFERENCE: grpo.rollouts, TRANSFORMER: grpo.transformer_rollouts}
-        sizes = {PLAIN: 0, BALANCED: grpo.group_size}
-        return {
-            f"{kind} {style}": GRPOCase(kind, rollouts, min(size, rollouts - 1))
-            for kind, rollouts in each.items()
-            for style, size in sizes.items()
-            if self.grpo_minutes
-        }
 
     def weights(self, kind: str, minutes: float, seed: int) -> Path:
         """Return the file of a trained model's weights."""
@@ -330,17 +293,6 @@ def solved(
     return draw_answers(model, task, config.samples, seed)
 
 
-def rewarded(
-    config: Settings, task: SolvingTask, case: GRPOCase, weights: str, seed: int
-) -> Numbers:
-    """Answer the problems with a trained model that has gone through GRPO; return the right answers
-    of each, and what GRPO took."""
-    model = trained(config, task, case.kind, config.budgets[-1], weights, seed)
-    minutes, (_, rollouts, size) = config.grpo_minutes, case
-    took = reinforce(model, config.grpo, minutes, rollouts, size, seed)
-    return draw_answers(model, task, config.samples, seed) | took
-
-
 def run_all(config: Settings, task: SolvingTask) -> Results:
     """Guess, search the starts, train, and answer; or read from disk what was done before."""
     check_writable("results", config.results / "coverage")
@@ -374,8 +326,7 @@ def run_seed(
     minutes: float,
     seed: int,
 ) -> Results:
-    """Train from the starts for the minutes, and answer, with one seed; at last learn from
-    rewards."""
+    """Train from the starts for the minutes, and answer, with one seed."""
 
     def run(made_of: Mapping[str, Any], name: str, case: Callable[[int], Numbers]) -> Numbers:
         results.update(run_cases(config, {name: case}, made_of, [seed]))
@@ -389,10 +340,6 @@ def run_seed(
         weights = run(about, timed(training(kind), minutes), train)["weights"]
         of_weights = {**made_of, "weights": weights}
         run(of_weights, timed(kind, minutes), partial(solved, *given, minutes, weights))
-        of_weights["grpo"] = {**asdict(config.grpo), "grpo_minutes": config.grpo_minutes}
-        for name, case in config.grpo_cases.items():
-            if case.kind == kind and minutes == config.budgets[-1]:
-                run(of_weights, name, partial(rewarded, config, task, case, weights))
     return results
 
 
@@ -475,7 +422,6 @@ def page(config: Settings, results: Results) -> list[str]:
     return [
         *(f"After {each:g} processor minutes of training: {words}" for each, words in verdicts),
         at_equal_loss(config, results),
-        *([grpo_verdict(config, last)] if config.grpo_cases else []),
         f"{len(kinds)} problems that neither model was trained on, {config.samples:,} "
         f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
         f"{RANDOM} has {TASKS[config.task].guesses}.",
@@ -485,7 +431,6 @@ def page(config: Settings, results: Results) -> list[str]:
         f"Transformer, after {config.budgets[-1]:g} minutes; a dash stands where more answers than "
         "were drawn, or less than one, could be paid:",
         paid(config, last),
-        *(grpo_page(config, last) if config.grpo_cases else []),
         *_took(config, results),
     ]
 
@@ -619,79 +564,9 @@ def decide(claim: str, gaps: Floats, above_guesses: Floats) -> tuple[str, Interv
     return f"{claim} {'fails' if of_gap.high < 0 else 'is not decided'} here", of_gap
 
 
-def grpo_page(config: Settings, results: Results) -> list[str]:
-    """Return what GRPO gained, and what it did in its minutes."""
-    ks, grpo = powers(config.samples), config.grpo
-    gains, took = [], []
-    for kind in MODELS:
-        before = rates(results[kind], ks)
-        gains.append([kind, *(f"{value:.4f}" for value in before.mean(axis=0))])
-        for name, case in config.grpo_cases.items():
-            if case.kind != kind:
-                continue
-            after, seeds = rates(results[name], ks), results[name]
-            gains.append([name, *(gain(before[:, at], after[:, at]) for at in range(len(ks)))])
-            row = [name, str(case.rollouts), f"{mean(seed['rows'] for seed in seeds):.0f}"]
-            row += [f"{mean(len(seed['rewards']) for seed in seeds):.0f}"]
-            row += [
-                f"{mean(seed[f'{part}_seconds'] for seed in seeds) / 60:.1f}"
-                for part in ("sampling", "learning")
-            ]
-            took.append([*row, f"{mean(seed['mixed'] for seed in seeds):.0%}"])
-            took[-1] += first_and_last(seeds, digits=4)
-    heads = ["case", "answers a puzzle", "rows learned", "updates", "min sampling", "min learning"]
-    heads += ["mixed", f"reward of the first {AVERAGED} updates", f"of the last {AVERAGED}"]
-    dtypes = {seed["grpo_dtype"] for name in config.grpo_cases for seed in results[name]}
-    return [
-        f"GRPO for {config.grpo_minutes:g} processor minutes each, sampling and learning together: "
-        f"an update asks {grpo.grpo_puzzles} puzzles. All learn from answers in "
-        f"{' and '.join(sorted(dtypes))} at the rate {grpo.grpo_learning_rate:g}, which was not "
-        "searched. Plain GRPO learns from all answers to them, "
-        "balanced resampling from as many as the table says, up to half of them right. pass@k "
-        "before, and what it gained, by puzzle, with its standard error:",
-        table(["case", *(f"pass@{k:,}" for k in ks)], gains),
-        table(heads, took),
-    ]
-
-
-def grpo_verdict(config: Settings, results: Results) -> str:
-    """Say whether many answers of SRM gain more pass@1 than few of the Transformer, if both had
-    something to learn from."""
-    gained = {
-        kind: rates_by_seed(results[f"{kind} {BALANCED}"], [1]) - rates_by_seed(results[kind], [1])
-        for kind in MODELS
-    }
-    apart = gained[REFERENCE] - gained[TRANSFORMER]
-    better = max(MODELS, key=lambda kind: rates(results[f"{kind} {BALANCED}"], [1]).mean())
-    of_better = rates_by_seed(results[f"{better} {BALANCED}"], [1])
-    claim = (
-        f"That {config.grpo.rollouts} rollouts of SRM gain more by GRPO than "
-        f"{config.grpo.transformer_rollouts} of the Transformer for the same compute"
-    )
-    outcome, of_gap = decide(
-        claim,
-        resampled_means(apart, RESAMPLED, 0)[:, 0],
-        resampled_means(of_better, RESAMPLED, 0)[:, 0] - rates(results[RANDOM], [1]).mean(),
-    )
-    mixed = {kind: mean(seed["mixed"] for seed in results[f"{kind} {BALANCED}"]) for kind in MODELS}
-    if mixed[least := min(MODELS, key=mixed.__getitem__)] < LEAST_MIXED:
-        outcome = (
-            f"{claim} is not decided here, since the models are not comparable: only "
-            f"{mixed[least]:.2%} of the puzzles of {least} had right and wrong answers"
-        )
-    srm, other = (gained[kind].mean() for kind in MODELS)
-    return (
-        f"{outcome}: in {config.grpo_minutes:g} processor minutes of balanced GRPO pass@1 "
-        f"goes by {srm:+.4f} and by {other:+.4f}, a difference of {apart.mean():+.4f} "
-        f"({of_gap.low:+.4f} … {of_gap.high:+.4f}, 95 % over puzzles and seeds)."
-    )
-
-
 def draw(config: Settings, results: Results) -> Figure:
-    """Plot pass@k over samples, operations and seconds, and the power laws beyond the samples; and
-    what GRPO gained."""
-    count = 4 if config.grpo_cases else 3
-    figure, panels = plt.subplots(1, count, figsize=(13 * count / 3, 4.5))
+    """Plot pass@k over samples, operations and seconds, and the power laws beyond the samples."""
+    figure, panels = plt.subplots(1, 3, figsize=(13, 4.5))
     ks = spaced(config.samples)
     beyond = [k * config.samples for k in spaced(100)]
     for axes, member, label in (
@@ -706,13 +581,6 @@ def draw(config: Settings, results: Results) -> Figure:
             draw_coverage(axes, results[RANDOM], ks, ("C7", RANDOM), law_at=())
         finish(axes, xlabel=label, xscale="log", ylim=(0, 1.02))
     panels[0].set(ylabel="pass@k")
-    for name, learning in config.grpo_cases.items():
-        gained = rates(results[name], ks) - rates(results[learning.kind], ks)
-        style = "-" if learning.group_size else "--"
-        colour = f"C{MODELS.index(learning.kind)}"
-        panels[-1].plot(ks, gained.mean(axis=0), style, color=colour, label=name)
-    if config.grpo_cases:
-        finish(panels[-1], xlabel="answers to a puzzle, k", ylabel="gain by GRPO", xscale="log")
     return figure
 
 

@@ -32,7 +32,7 @@ from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.text.whole_files import replace_file
 
-NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "budgets", "grpo", "grpo_minutes")
+NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "budgets")
 """Settings that results do not depend on: a cached result is used whatever they are. Those that do
 say so in what they are made of."""
 

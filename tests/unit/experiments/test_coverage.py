@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from research.experiments.coverage import (
     RANDOM,
     Settings,
     at_budget,
-    grpo_verdict,
     read_task,
     verdict,
 )
-from research.experiments.harness import reinforcing, runner, solving
+from research.experiments.harness import runner, solving
 from research.experiments.harness.learning_rates import Start, best_rate, search
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.tasks import tasks
@@ -37,15 +36,11 @@ from research.experiments.tasks.tasks import (
     prompt_ids,
 )
 from srm.errors import ConfigError
-from srm.training.grpo.asking import Asking, RolloutBatch, rows_of
 from srm.training.grpo.engine_sampler import EngineSampler
-from srm.training.grpo.objective import RolloutRow
-from srm.training.grpo.resampling import Resampling
 from srm.training.loop import Run
 from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids, parse_prompt
 from srm.training.questions.questions import Question
-from srm.training.questions.rewards import countdown
-from tests.unit.experiments.conftest import Experiment, done_before, numpy_sampler
+from tests.unit.experiments.conftest import Experiment, numpy_sampler
 
 TINY = ["--budgets=0.002,0.004", "--problems=3", "--samples=20", "--seeds=0,1"]
 PUZZLES_OF_FILE = "--task=countdown"
@@ -87,7 +82,7 @@ def test_both_are_trained_and_set_side_by_side(
 ) -> None:
     """And results of another rate or of other weights are refused."""
     argv = [*TINY, PUZZLES_OF_FILE, f"--input={puzzles}"]
-    cases = [(coverage, name) for name in ("learned", "solved", "rewarded")]
+    cases = [(coverage, name) for name in ("learned", "solved")]
     again = [*cases, (tasks, "draw_random")]
     record, page, picture = run_experiment("coverage", *argv, again=again, **SIZES)
     results = record["results"]
@@ -188,63 +183,6 @@ def test_a_search_goes_on_until_its_best_start_is_within() -> None:
     assert left == " Beside SRM's best start 8 x1, 4 x0.5, 4 x2 were not tried.", left
 
 
-def test_both_learn_from_rewards_for_the_same_time(
-    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numpy_engine: list[str]
-) -> None:
-    """The clock of processor time is the test's: a batch of rollouts takes a second, an update of
-    the weights half of one, so that two of them fill the minutes. A run that goes on after GRPO was
-    stopped does not train again."""
-    places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
-    argv = ["coverage", *TINY[:-1], *places, PUZZLES_OF_FILE, f"--input={puzzles}", "--seeds=0"]
-    assert main(argv, **SIZES) == 0  # without GRPO, whose settings these cases do not depend on
-    monkeypatch.setattr(coverage, "learned", done_before)
-    ticks = Ticks()
-    monkeypatch.setattr(time, "process_time", ticks)
-    for name, seconds in (("batch", 1.0), ("load", 0.5)):
-        monkeypatch.setattr(Asking, name, ticks.slowed(getattr(Asking, name), seconds))
-    monkeypatch.setattr(reinforcing, "RewardProcess", EveryOther)
-    groups: list[tuple[RolloutBatch, int, list[float]]] = []
-
-    def spied(batch: RolloutBatch, rules: Resampling, *rest: Any) -> list[RolloutRow]:
-        rows = rows_of(batch, rules, *rest)
-        groups.append((batch, rules.group_size, [row.advantage for row in rows]))
-        return rows
-
-    monkeypatch.setattr(reinforcing, "rows_of", spied)
-    few = SIZES | {"grpo_puzzles": 3, "rollouts": 10, "group_size": 6}
-    assert main([*argv, f"--grpo-minutes={3 / 60}"], **few) == 0
-    monkeypatch.setattr(coverage, "rewarded", done_before)
-    assert main([*argv, f"--grpo-minutes={3 / 60}"], **few) == 0
-    (path,) = (tmp_path / "output").glob("*-experiment-coverage.json")
-    results = json.loads(path.read_text())["results"]
-    for name in ("SRM plain", "SRM balanced", "Transformer plain", "Transformer balanced"):
-        (seed,) = results[name]
-        assert len(seed["rewards"]) == 2 and len(seed["right"]) == 3 and seed["samples"] == 20
-        assert seed["sampling_seconds"] == 2 and seed["learning_seconds"] == 1
-    assert [batch.rewards.shape for batch, _, _ in groups] == [(3, 10)] * 4 + [(3, 5)] * 4
-    for batch, size, advantages in groups:
-        assert [len(asked.token_ids) for asked in batch.asked] == [9, 10, 11]  # sizes in turn
-        assert len(advantages) == 3 * (size or batch.rewards.shape[1])
-        if size:  # half of each group is right, and half is not
-            assert sum(advantage > 0 for advantage in advantages) == len(advantages) / 2
-    page = path.with_suffix(".md").read_text()
-    assert "That 10 rollouts of SRM gain more by GRPO than 5 of the Transformer" in page
-    assert "in bfloat16 at the rate 0.0001, which was not searched" in page
-    assert set(numpy_engine) == {"bfloat16"}
-    assert "| Transformer balanced | 5 | 12 | 2 | 0.0 | 0.0 | 100% | 0." in page
-    assert main(["page", str(path)]) == 0
-
-
-def test_srm_has_ten_times_the_rollouts_of_the_transformer() -> None:
-    assert Settings(task="countdown", grpo_minutes=1).grpo_cases == {
-        "SRM plain": ("SRM", 50, 0),
-        "SRM balanced": ("SRM", 50, 16),
-        "Transformer plain": ("Transformer", 5, 0),
-        "Transformer balanced": ("Transformer", 5, 4),
-    }
-    assert not Settings().grpo_cases
-
-
 class Ticks:
     """A clock that only goes on where the test says so."""
 
@@ -263,21 +201,6 @@ class Ticks:
             return result
 
         return call
-
-
-class EveryOther:
-    """Judges in this process as the reward process would, and then says 1 and 0 in turn."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def rewards(self, texts: Sequence[str], question: Question) -> np.ndarray:
-        assert {countdown(text, question) for text in texts} <= {0.0, 1.0}
-        return np.array([[float(place % 2)] for place in range(len(texts))])
-
-    def sum(self, rewards: np.ndarray) -> np.ndarray:
-        return rewards[..., 0]
-
-    def close(self) -> None: ...
 
 
 def test_puzzles_are_drawn_where_there_is_no_file() -> None:
@@ -388,24 +311,6 @@ def test_no_rounding_makes_a_verdict_of_nothing(samples: int, cost: float) -> No
     assert "nan" not in verdict(Settings(samples=samples), results)
 
 
-@pytest.mark.parametrize(
-    ("mixed", "outcome"),
-    [
-        ((0.5, 0.01), "for the same compute holds here: in"),
-        ((0.5, 0.009), "since the models are not comparable: only 0.90% of the puzzles of Transfo"),
-        ((0.0, 0.5), "since the models are not comparable: only 0.00% of the puzzles of SRM had"),
-    ],
-)
-def test_models_that_had_nothing_to_learn_from_are_not_compared(
-    mixed: tuple[float, float], outcome: str
-) -> None:
-    results = _results([10] * 9, [10] * 9, 1.0)
-    for kind, share, right in zip(MODELS, mixed, ([30] * 9, [20] * 9), strict=True):
-        results[f"{kind} balanced"] = [{"right": right, "samples": 100, "mixed": share}]
-    config = Settings(task="countdown", samples=100, grpo_minutes=1)
-    assert outcome in grpo_verdict(config, results)
-
-
 def write_questions(
     path: Path, places: range, worked: str = "{0} and {0} is {1}.\n#### {1}"
 ) -> Path:
@@ -495,7 +400,6 @@ def test_answers_are_judged_by_all_results_once_they_have_ended(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--grpo-minutes=1"], "grpo_minutes must be 0 where task is questions, got 1"),
         (["--input="], "train and input must be files where task is questions"),
         (["--task=countdown"], "train and input must be files where task is questions, and no o"),
         (["--budgets=2,1"], "budgets must rise from above 0, got"),
