@@ -120,6 +120,7 @@ class Run:
         self._config = model.config
         self._source = {**source, "config": msgspec.to_builtins(model.config)}
         self._factors = count_factors(model)
+        model.checkpoint_activations = schedule.checkpoint_activations
         self._model = spread(model, own, schedule.shard)
         self._forward = torch.compile(self._model) if schedule.compile else self._model
         self._groups = parameter_groups(self._model, schedule)

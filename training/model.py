@@ -8,13 +8,14 @@ those of the published checkpoints (blbadger/mrm), so files move between the two
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from srm.engine.config import ModelConfig
 from srm.training.huggingface.mixers_srm import Block, Projection, stacked_units
@@ -35,6 +36,15 @@ class LanguageModel(nn.Module):
     """Sizes of the model; a saved run can only be resumed by a model of the same sizes."""
     mixer_blocks: nn.ModuleList
     """The blocks, which are divided among processes when training is sharded."""
+    checkpoint_activations = False
+    """Whether the backward pass computes each block again, of which its inputs alone are kept."""
+
+    def run_block(self, block: nn.Module, *inputs: Any) -> Any:
+        """Return what a block makes of its inputs."""
+        if not self.checkpoint_activations:
+            return block(*inputs)
+        # Blocks draw nothing at random, and a CUDA graph that is captured has no such state.
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class BlockModel(LanguageModel):
@@ -60,7 +70,7 @@ class BlockModel(LanguageModel):
         """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
         x = self.input_layer(ids)
         for block in self.mixer_blocks:
-            x = block(x)
+            x = self.run_block(block, x)
         logits: Tensor = self.output_layer(self.norm(x))
         return logits
 
@@ -102,7 +112,7 @@ class SRM(BlockModel):
         places.run = self.run_unit
         placed = self._place_units(places, x, ids.shape[1])
         for block, units in zip(self.mixer_blocks, placed, strict=True):
-            x, _ = block(x, places, None, units)
+            x, _ = self.run_block(block, x, places, None, units)
         return F.linear(x, self.output_layer.weight)
 
     def _place_units(self, places: Places, x: Tensor, length: int) -> Sequence[list[Unit] | None]:

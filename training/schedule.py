@@ -42,6 +42,7 @@ class Schedule(msgspec.Struct, frozen=True):
     """Whether λ are put back into their range after an update. As published, False: one that has
     left it has no gradient, and stays out."""
     precision: Precision = "auto"
+    checkpoint_activations: bool = False
     compile: bool = False
     capture: bool = False
     """Whether an update is one CUDA graph."""

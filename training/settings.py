@@ -42,12 +42,12 @@ _MAY_CHANGE = {
         "micro_batch_tokens",
     ),
     *("gpu_memory", "reward_limit_s", "model", "train", "evaluation", "texts", "suffix"),
-    "tokenizer",
+    *("tokenizer", "checkpoint_activations"),
 }
 MAY_CHANGE = (
     "only steps, minutes or epochs, learning_rate, its warm-up and decline, save_every, "
-    "keep_every, evaluate_every, tensorboard, precision, micro-batches and what it runs on may "
-    "change"
+    "keep_every, evaluate_every, tensorboard, precision, micro-batches, "
+    "checkpoint_activations and what it runs on may change"
 )
 """`_MAY_CHANGE` in words for error messages, without files, which are compared by content."""
 _LEAST = {"save_every": 1} | dict.fromkeys(
@@ -133,6 +133,9 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Approximate tokens of one update, all processes together."""
     micro_batches: int = 1
     """Parts into which a batch is split, computed one after the other to save memory."""
+    checkpoint_activations: bool = False
+    """Whether the backward pass computes each block again, which saves memory and takes longer
+    (activation checkpointing)."""
     data_workers: int = 0
     """Processes that make batches ahead of the updates, as a GPU needs with generated problems; 0:
     each is made between two updates."""

@@ -42,6 +42,9 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows of one update, all processes together."""
     micro_batches: int = 1
     """Parts into which a batch is split, computed one after the other to save memory."""
+    checkpoint_activations: bool = False
+    """Whether the backward pass computes each block again, which saves memory and takes longer
+    (activation checkpointing)."""
     learning_rate: float = 1e-4
     """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
     warmup_share: float = 0.1

@@ -151,6 +151,9 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batch_tokens: int = 8_192
     """Most tokens computed at once, padding included, which bounds memory; a longer row is computed
     alone."""
+    checkpoint_activations: bool = False
+    """Whether the backward pass computes each block again, which saves memory and takes longer
+    (activation checkpointing)."""
     precision: Precision = "auto"
     """Precision of the matrix products in training, token mixing included; weights and optimizer
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""

@@ -107,6 +107,16 @@ def test_captured_updates_are_those_of_the_eager_loop(
     assert largest_difference(weights, others) < 1e-4
 
 
+def test_a_captured_update_may_compute_blocks_again(
+    graph: type[RecordedGraph], tmp_path: Path
+) -> None:
+    again = msgspec.structs.replace(SCHEDULE, checkpoint_activations=True)
+    losses, weights = trained(again, tmp_path / "again")
+    expected, others = trained(SCHEDULE, tmp_path / "kept")
+    assert losses == expected and largest_difference(weights, others) == 0
+    assert (graph.captures, graph.replays) == (2, 2 * (8 - captured.WARM_UP))
+
+
 def test_a_captured_update_that_is_not_finite_changes_nothing(
     graph: type[RecordedGraph], tmp_path: Path
 ) -> None:

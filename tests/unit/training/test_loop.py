@@ -157,3 +157,15 @@ def test_a_batch_is_cut_into_as_many_parts_in_all_processes(rows: int, tmp_path:
         sizes.append([len(inputs) for inputs, _ in run._parts(batch, batch)])
     assert len(sizes[0]) == len(sizes[1]) and all(map(all, sizes))
     assert sum(map(sum, sizes)) == rows
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_update_computes_a_block_once_or_again(again: bool, tmp_path: Path) -> None:
+    model, calls = SRM(ModelConfig(8, 1, 2, 8, 5)), []
+    model.mixer_blocks[0].register_forward_pre_hook(
+        lambda *_: calls.append(torch.is_grad_enabled())
+    )
+    with processes("cpu") as own:
+        run = Run(model, replace(SCHEDULE, checkpoint_activations=again), tmp_path, own, {})
+        run.train(Ids(), [])
+    assert calls == [True] * (8 if again else 4)

@@ -365,14 +365,21 @@ def test_a_loss_that_is_no_number_ends_a_run_and_keeps_its_save(tmp_path: Path) 
     assert (tmp_path / "run.pt").read_bytes() == saved
 
 
-@pytest.mark.parametrize("shard", ["false", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("shard", "again"),
+    [
+        *(("false", "false"), ("false", "true")),
+        *(pytest.param("true", again, marks=pytest.mark.slow) for again in ("false", "true")),
+    ],
+)
 def test_two_processes_have_the_losses_of_a_single_process(
-    texts: Path, tmp_path: Path, shard: str
+    texts: Path, tmp_path: Path, shard: str, again: str
 ) -> None:
     config = msgspec.structs.replace(TINY, texts=(texts,), precision="float32", **ON_TEXTS)
     expected = pretrain(msgspec.structs.replace(config, output=tmp_path / "one"))
     sizes = {**SIZES, **ON_TEXTS, "batch_tokens": 256, "warmup_steps": 2, "max_vocab_size": 400}
     flags = {"texts": texts, "precision": "float32", "threads": 1, "shard": shard}
+    flags["checkpoint_activations"] = again
     run_on_two("pretrain", tmp_path / "two", **sizes, **flags)
     assert_same_run(expected, tmp_path / "one", tmp_path / "two")
 

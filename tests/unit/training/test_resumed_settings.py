@@ -59,6 +59,7 @@ def test_a_run_keeps_the_settings_it_began_with(
 def test_what_may_change_is_honoured(config: PretrainConfig) -> None:
     """Also float16, whose scale a run of another precision has not saved."""
     changes = {"learning_rate": 1e-3, "decline": "cosine", "warmup_steps": 2, "micro_batches": 2}
+    changes["checkpoint_activations"] = True
     changed = structs.replace(config, steps=4, evaluate_every=3, **changes)
     losses = pretrain(structs.replace(changed, precision="float16", save_every=1))
     assert len(losses.steps) == 4

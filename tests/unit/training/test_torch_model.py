@@ -110,25 +110,74 @@ def test_documents_of_a_row_are_computed_as_if_each_stood_alone(
             assert (gradient - wanted[name]).abs().max() <= TOLERANCE * max(1, largest), name
 
 
+def measure_kept(model: Callable[..., Tensor], length: int, **form: int) -> int:
+    """Bytes that are kept for the gradients."""
+    total = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.zeros(1, length, dtype=torch.int64), **form)
+    return total
+
+
 def test_memory_of_training_is_linear_in_length() -> None:
-    """What is kept for the gradients, where the published form keeps length² numbers a head."""
-
-    def measure_kept(length: int, **form: int) -> int:
-        total = 0
-
-        def pack(tensor: Tensor) -> Tensor:
-            nonlocal total
-            total += tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(torch.zeros(1, length, dtype=torch.int64), **form)
-        return total
-
+    """Where the published form keeps length² numbers a head."""
     model = SRM(ModelConfig(d_model=16, num_layers=1, num_heads=2, n_ctx=4096, vocab_size=31))
-    linear, square = measure_kept(4096), measure_kept(2048, chunk=4096)
-    assert linear < 2.2 * measure_kept(2048)
-    assert measure_kept(4096, chunk=4096) > 3.5 * square > 3 * linear
+    linear, square = measure_kept(model, 4096), measure_kept(model, 2048, chunk=4096)
+    assert linear < 2.2 * measure_kept(model, 2048)
+    assert measure_kept(model, 4096, chunk=4096) > 3.5 * square > 3 * linear
+
+
+@pytest.mark.parametrize("kind", ["SRM", "Transformer"])
+def test_a_block_computed_again_keeps_its_inputs_alone(kind: str) -> None:
+    """A block more keeps a tenth of the bytes or fewer."""
+    sizes: dict[bool, list[int]] = {False: [], True: []}
+    for layers in (1, 3):
+        if kind == "SRM":
+            model: LanguageModel = SRM(ModelConfig(64, layers, 2, 64, 31))
+        else:
+            model = Transformer(TransformerShape(64, layers, 2, 256, 31))
+        measure_kept(model, 64)  # what is tried at the first time is not counted
+        for model.checkpoint_activations, counts in sizes.items():
+            counts.append(measure_kept(model, 64))
+    (one, three), (one_again, three_again) = sizes.values()
+    assert 0 < three_again - one_again < 0.1 * (three - one)
+
+
+@variants
+@given(
+    config=configs(max_n_ctx=25),
+    seed=st.integers(0, 99),
+    chunk=st.integers(2, 9),
+    precision=st.sampled_from(["float32", "bfloat16"]),
+    separator=st.sampled_from([None, 0]),
+)
+def test_blocks_computed_again_have_the_same_bits(
+    config: ModelConfig, seed: int, chunk: int, precision: Precision, separator: int | None
+) -> None:
+    model, ids = randomized(config, seed).float(), random_ids(config, seed)
+    model.separator, results = separator, []
+    for model.checkpoint_activations in (False, True):
+        with autocast(precision, ids.device):
+            logits = model(ids, chunk)
+        results.append([logits, *gradients(model, logits.float()).values()])
+    assert all(map(torch.equal, *results))
+
+
+def test_compiled_blocks_are_computed_again_too() -> None:
+    """Traced, and divided into passes forward and backward, but not made machine code."""
+    model = SRM(ModelConfig(16, 1, 2, 128, 31))
+    model.separator, ids, sizes, results = 0, random_ids(model.config, 0, rows=1), [], []
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for model.checkpoint_activations in (False, True):
+        sizes.append(measure_kept(compiled, 128))
+        logits = compiled(ids)
+        results.append([logits, *gradients(model, logits).values()])
+    assert sizes[1] < 0.7 * sizes[0] and all(map(torch.equal, *results))
 
 
 def block_by_block(model: SRM, ids: Tensor, places: Places) -> Tensor:
