@@ -33,6 +33,7 @@ from srm.progress import show_progress
 from srm.training.captured import CapturedUpdate
 from srm.training.checkpoint import keep_model, read_run, save_model
 from srm.training.data import IGNORED
+from srm.training.instruments.events import events_in
 from srm.training.instruments.log import RunLog
 from srm.training.instruments.peak import measured_peak
 from srm.training.instruments.record import Sample
@@ -146,7 +147,9 @@ class Run:
             self.end_by_clock(0.0)
         self._log: RunLog | None = None
         if own.is_first:
-            self._log = RunLog(folder, self._resumed, schedule.tensorboard)
+            described = {**fixed, **msgspec.structs.asdict(schedule)}
+            events = events_in(folder, self._resumed, schedule, described)
+            self._log = RunLog(folder, self._resumed, events)
 
     def train(
         self,

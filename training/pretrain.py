@@ -92,7 +92,7 @@ question, its answer, an end token."""
 
 def pretrain(config: PretrainConfig) -> Losses:
     """Train, or resume the run in `config.output`; leaves a model folder there."""
-    check_events(config.tensorboard)
+    check_events(config)
     if config.capture and process_count() > 1:
         raise ConfigError(f"capture must be false for {process_count()} processes, got true")
     torch.manual_seed(config.seed)

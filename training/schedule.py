@@ -53,6 +53,8 @@ class Schedule(msgspec.Struct, frozen=True):
     """Time of training after which the run ends even if `steps` are left; 0: no limit."""
     tensorboard: bool = False
     """Whether losses, learning rates and tokens per second are also written for TensorBoard."""
+    wandb: bool = False
+    """Whether they are also sent to Weights & Biases."""
 
     def rate(self, step: float) -> float:
         """Return a step's learning rate: linear up over the warm-up, then down to zero as `decline`

@@ -29,7 +29,7 @@ computes."""
 _MOST = {"threads": 4_096, "data_workers": 256, "max_vocab_size": MAX_VOCAB_SIZE}
 _MAY_CHANGE = {
     *("steps", "minutes", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
-    *("save_every", "keep_every", "keep_bytes", "evaluate_every", "tensorboard", "output"),
+    *("save_every", "keep_every", "keep_bytes", "evaluate_every", "tensorboard", "wandb"),
     *(
         "threads",
         "data_workers",
@@ -42,11 +42,11 @@ _MAY_CHANGE = {
         "micro_batch_tokens",
     ),
     *("gpu_memory", "reward_limit_s", "model", "train", "evaluation", "texts", "suffix"),
-    *("tokenizer", "checkpoint_activations"),
+    *("tokenizer", "output", "checkpoint_activations"),
 }
 MAY_CHANGE = (
     "only steps, minutes or epochs, learning_rate, its warm-up and decline, save_every, "
-    "keep_every, evaluate_every, tensorboard, precision, micro-batches, "
+    "keep_every, evaluate_every, tensorboard, wandb, precision, micro-batches, "
     "checkpoint_activations and what it runs on may change"
 )
 """`_MAY_CHANGE` in words for error messages, without files, which are compared by content."""
@@ -171,6 +171,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensorboard: bool = False
     """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
     `output`."""
+    wandb: bool = False
+    """Whether losses are also sent to Weights & Biases; variables `WANDB_…` say where."""
     seed: int = 0
     """Seed of the weights, the problems and the order of texts."""
     d_model: int = 256

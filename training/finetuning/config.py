@@ -70,6 +70,8 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensorboard: bool = False
     """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
     `output`."""
+    wandb: bool = False
+    """Whether losses are also sent to Weights & Biases; variables `WANDB_…` say where."""
     seed: int = 0
     """Seed of the order of rows, the choice of rows held back and the choice of shots."""
     threads: int = 0

@@ -57,7 +57,7 @@ def sft(config: SFTConfig) -> Losses:
         raise ConfigError("train must be files .jsonl or .parquet, got none")
     if config.output.resolve() == config.model.resolve():
         raise ConfigError(f"output must be another folder than model, got {config.output} for both")
-    check_events(config.tensorboard)
+    check_events(config)
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)

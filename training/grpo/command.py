@@ -56,7 +56,7 @@ def grpo(config: GRPOConfig) -> Trained:
     """
     if config.output.resolve() == config.model.resolve():
         raise ConfigError(f"output must be another folder than model, got {config.output} for both")
-    check_events(config.tensorboard)
+    check_events(config)
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -69,7 +69,7 @@ def grpo(config: GRPOConfig) -> Trained:
             raise ConfigError(f"srm train grpo runs in one process, got {own.count} of torchrun")
         source = {"model": base.fingerprint, "questions": asked.source}
         model = load_model(config.model)
-        schedule = _schedule(config.schedule, config.tensorboard)
+        schedule = _schedule(config)
         run = Run(model, schedule, config.output, own, source, select_fixed(config), config.model)
         reference = load_model(config.model) if config.objective.kl_weight else None
         learner = Learner(
@@ -143,11 +143,13 @@ def _sampler(
     return made
 
 
-def _schedule(settings: ScheduleSettings, tensorboard: bool) -> Schedule:
+def _schedule(config: GRPOConfig) -> Schedule:
+    settings = config.schedule
     derived = {
         "warmup_steps": math.ceil(settings.warmup_share * settings.steps),
         "decline": "cosine",
-        "tensorboard": tensorboard,
+        "tensorboard": config.tensorboard,
+        "wandb": config.wandb,
     }
     return build(Schedule, msgspec.structs.asdict(settings) | derived)
 

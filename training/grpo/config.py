@@ -207,6 +207,8 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensorboard: bool = False
     """Whether rewards are also written for TensorBoard, into the folder `tensorboard` of
     `output`."""
+    wandb: bool = False
+    """Whether rewards are also sent to Weights & Biases; variables `WANDB_…` say where."""
     data: DataSettings = DataSettings()
     sampling: SamplingSettings = SamplingSettings()
     resampling: Resampling = Resampling()

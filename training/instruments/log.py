@@ -7,14 +7,14 @@ damaged: nothing depends on them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from srm.errors import UNDECODABLE, ConfigError
 from srm.files import open_file
-from srm.training.instruments.events import Events, events_in
+from srm.training.instruments.events import Events
 from srm.training.instruments.page import write_page
 from srm.training.instruments.record import LogLine, Sample
 from srm.training.text.whole_files import write_whole
@@ -27,12 +27,12 @@ _MOST_SHARE = 0.02
 
 
 class RunLog:
-    """Writes `log.jsonl`, `curves.html` and, if wanted, events for TensorBoard into a folder."""
+    """Writes `log.jsonl` and `curves.html` into a folder, and the values to `events` too."""
 
-    def __init__(self, folder: Path, done: int, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, done: int, events: Sequence[Events] = ()) -> None:
         """Go on after `done` updates; without any, nothing says whose lines there are."""
         self._folder, self._line, self._due = folder, LogLine(done), 0.0
-        self._events: Events | None = events_in(folder, done) if tensorboard else None
+        self._events = events
         retained = [line for line in read_log(folder / LOG) if line.step <= (done or -1)]
         write_whole(folder / LOG, b"".join(msgspec.json.encode(line) + b"\n" for line in retained))
 
@@ -42,8 +42,8 @@ class RunLog:
             self._write()
             self._line = LogLine(step)
         self._line.values[name] = value
-        if self._events is not None:
-            self._events.add_scalar(name, value, step)
+        for events in self._events:
+            events.add_scalar(name, value, step)
 
     def show(self, step: int, sample: Sample) -> None:
         """Write a text of the model after so many updates."""
@@ -52,8 +52,8 @@ class RunLog:
     def flush(self, is_last: bool = False) -> None:
         """Write what is not written yet, and the page if it is due or the run ends."""
         self._write()
-        if self._events is not None:
-            self._events.flush()
+        for events in self._events:
+            events.flush()
         if is_last or time.monotonic() >= self._due:
             self._write_page()
 

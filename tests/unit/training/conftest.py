@@ -22,6 +22,7 @@ from srm.training.loop import Losses
 from srm.training.problems.drawn import problems
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
+from tests.kit import fake_wandb
 from tests.kit.one_thread import one_thread  # noqa: F401 - a fixture of all below
 
 StopAt = Callable[..., AbstractContextManager[None]]
@@ -62,6 +63,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "texts.txt"
     path.write_text("\n".join(p.prompt + p.solution for p in islice(problems("train", 0), 60)))
     return path
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> fake_wandb.Wandb:
+    return fake_wandb.install(monkeypatch)
 
 
 @pytest.fixture

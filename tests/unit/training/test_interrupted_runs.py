@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -170,12 +171,22 @@ def test_events_for_tensorboard_are_those_of_the_run(
         assert wanted is None or dict(results) == pytest.approx(dict(wanted))
 
 
+@pytest.mark.parametrize(
+    ("name", "module", "imported"),
+    [
+        ("tensorboard", "torch.utils.tensorboard", None),
+        ("wandb", "wandb", None),
+        ("wandb", "wandb", ModuleType("wandb")),  # as of a folder of its results
+    ],
+)
 def test_events_without_the_package_are_refused_before_any_work(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    settings = structs.replace(config(texts, tmp_path / "run"), tensorboard=True)
-    with pytest.raises(ConfigError, match="tensorboard = true needs the package tensorboard: pip"):
+    name: str, module: str, imported: ModuleType | None,
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, module, imported)
+    settings = structs.replace(config(texts, tmp_path / "run"), **{name: True})
+    needed = f"{name} = true needs the package {name}: pip install {name}"
+    with pytest.raises(ConfigError, match=needed):
         pretrain(settings)
     assert not (tmp_path / "run").exists()
 

@@ -20,6 +20,7 @@ from srm.training.pretrain import pretrain
 from srm.training.settings import MAY_CHANGE, PretrainConfig
 from srm.training.text.tokenizer import train_tokenizer
 from srm.training.text.whole_files import seal
+from tests.kit.fake_wandb import Wandb
 from tests.unit.training.conftest import tiny_run, write_numbers
 
 ADDED = {"weight_decay", "clip_norm", "max_vocab_size", "evaluation_share"}
@@ -121,14 +122,15 @@ def test_another_tokenizer_is_refused_and_the_runs_own_stays(config: PretrainCon
 
 
 def test_fine_tuning_and_rewards_keep_their_settings(
-    config: PretrainConfig, tmp_path: Path
+    config: PretrainConfig, tmp_path: Path, wandb: Wandb
 ) -> None:
-    """And the run of another command is never taken for theirs."""
+    """And the run of another command is never taken for theirs. Both send theirs to W&B."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text(6 * '{"question": "1?", "answer": "1"}\n')
     tuned = SFTConfig(model=config.output, output=tmp_path / "sft", train=(rows,), epochs=1,
                       batch_rows=5, threads=1)  # fmt: skip
-    sft(tuned)
+    changes: dict[str, Any] = {"checkpoint_activations": True, "wandb": True}
+    sft(structs.replace(tuned, **changes))
     with pytest.raises(ConfigError, match=r"another weight_decay, 0.1 and not 0.0: remove"):
         sft(structs.replace(tuned, epochs=2, weight_decay=0.0))
     rewarded = {
@@ -136,7 +138,9 @@ def test_fine_tuning_and_rewards_keep_their_settings(
         "questions": 1, "rollouts": 2, "group_size": 2, "max_tokens": 2, "sampler": "torch",
         "threads": 1,
     }  # fmt: skip
-    grpo(build(GRPOConfig, rewarded))
+    grpo(build(GRPOConfig, rewarded | changes))
+    configs = [run.given["config"] for run in wandb.runs]
+    assert all(made["checkpoint_activations"] for made in configs) and len(configs) == 2
     with pytest.raises(ConfigError, match=r"another weight_decay, 0.1 and not 0.0: remove"):
         grpo(build(GRPOConfig, rewarded | {"steps": 2, "weight_decay": 0.0}))
     with pytest.raises(ConfigError, match="another questions, 1 and not 2: remove"):

@@ -28,12 +28,14 @@ from srm.training.pretrain import pretrain
 from srm.training.processes import processes
 from srm.training.schedule import Schedule, count_factors
 from srm.training.settings import PretrainConfig
+from tests.kit.fake_wandb import Wandb
 from tests.unit.training.conftest import StopAt, tiny_run
 
 EACH_STEP = {
     *("loss", "learning rate", "gradient norm", "tokens per second", "FLOP per second"),
     "share of peak",
 }
+VARYING = {"tokens per second", "FLOP per second", "share of peak"}
 EACH_SAVE = {"least λ", "largest λ", "least α", "largest α"}
 
 
@@ -135,8 +137,52 @@ def test_a_peak_is_measured_once() -> None:
     assert 0 < first == measured_peak("cpu", torch.float32) < math.inf
 
 
+def test_wandb_has_the_log_and_a_resumed_run_goes_on_there(
+    texts: Path, tmp_path: Path, stop_at: StopAt, wandb: Wandb
+) -> None:
+    """Each update once, also those that a killed run made after its last save."""
+    settings = config(texts, tmp_path, wandb=True)
+    with stop_at(8), pytest.raises(KeyboardInterrupt):
+        pretrain(settings)
+    pretrain(settings)
+    logged = values(tmp_path)
+    (rows,) = wandb.server.values()
+    assert [run.starting_step for run in wandb.runs] == [0, 9]
+    assert rows.keys() == logged["loss"].keys() == {*range(1, 11)}
+    names = (EACH_STEP | EACH_SAVE | {"evaluation loss"}) - VARYING
+    for name in names:
+        assert {step: row[name] for step, row in rows.items() if name in row} == logged[name], name
+    given = wandb.runs[0].given
+    assert given["dir"] == tmp_path and {"d_model", "steps"} <= given["config"].keys()
+    (tmp_path / "run.pt").unlink()
+    pretrain(settings)
+    assert len(wandb.server) == 2
+
+
+def test_variables_of_wandb_count_for_more_than_the_folder(
+    texts: Path, tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain(config(texts, tmp_path, wandb=True, steps=1))
+    own = {"WANDB_RUN_ID": "mine", "WANDB_DIR": "/elsewhere", "WANDB_RESUME": "must"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    pretrain(config(texts, tmp_path, wandb=True, steps=2))
+    assert wandb.runs[1].id == "mine" and not {"id", "dir", "resume"} & wandb.runs[1].given.keys()
+
+
+def test_what_wandb_refuses_is_said(
+    texts: Path, tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    with pytest.raises(ConfigError, match="wandb = true: 1 validation error .* mode"):
+        pretrain(config(texts, tmp_path, wandb=True))
+    monkeypatch.delenv("WANDB_API_KEY")
+    with pytest.raises(ConfigError, match="wandb = true: No API key configured"):
+        pretrain(config(texts, tmp_path, wandb=True))
+
+
 def test_a_disk_that_takes_no_more_log_is_named(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, 0, tensorboard=False)
+    log = RunLog(tmp_path, 0)
     log.tell(1, "loss", 1.0)
     log.tell(2, "loss", 2.0)
     before = (tmp_path / LOG).read_bytes()
@@ -148,7 +194,7 @@ def test_a_disk_that_takes_no_more_log_is_named(tmp_path: Path) -> None:
                 log.tell(3, "loss", 3.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (own, most))
-    RunLog(tmp_path, 2, tensorboard=False)
+    RunLog(tmp_path, 2)
     assert (tmp_path / LOG).read_bytes() == before
 
 
@@ -170,7 +216,7 @@ def test_a_page_needs_nothing_else_and_shows_texts_as_they_are(tmp_path: Path) -
 
 
 def test_values_that_are_no_numbers_are_none(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, 0, tensorboard=False)
+    log = RunLog(tmp_path, 0)
     log.tell(1, "gradient norm", math.inf)
     log.flush(is_last=True)
     (line,) = read_log(tmp_path / LOG)
