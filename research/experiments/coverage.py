@@ -300,7 +300,9 @@ def run_all(config: Settings, task: SolvingTask) -> Results:
     problems = {"problems": hashlib.sha256(prompts.encode()).hexdigest()}
     made_of: dict[str, Any] = problems | {"train": digest([*filter(None, [config.train])])}
     made_of |= {"input": digest(config.input)}
-    results = run_cases(config, {RANDOM: partial(guessed, config, task)}, made_of)
+    judged_by = hashlib.sha256("\n".join(problem.judged_by for problem in task.problems).encode())
+    judged = {"judged_by": judged_by.hexdigest()}
+    results = run_cases(config, {RANDOM: partial(guessed, config, task)}, made_of | judged)
 
     def measure(kind: str, start: Start) -> Numbers:
         case = {searching(kind, start): partial(tried, config, task, kind, start)}
@@ -312,7 +314,7 @@ def run_all(config: Settings, task: SolvingTask) -> Results:
     starts = {kind: best_start(results, kind) for kind in MODELS}
     # so that a run that is stopped has all of the first seeds
     for seed, minutes in product(config.seeds, config.budgets):
-        of_seed = run_seed(config, task, starts, made_of, minutes, seed)
+        of_seed = run_seed(config, task, starts, (made_of, judged), minutes, seed)
         for case, numbers in of_seed.items():
             results.setdefault(case, []).extend(numbers)
     return results
@@ -322,23 +324,25 @@ def run_seed(
     config: Settings,
     task: SolvingTask,
     starts: Mapping[str, Start],
-    made_of: Mapping[str, Any],
+    made_of: tuple[Mapping[str, Any], Mapping[str, Any]],
     minutes: float,
     seed: int,
 ) -> Results:
-    """Train from the starts for the minutes, and answer, with one seed."""
+    """Train from the starts for the minutes, and answer, with one seed. `made_of` says what models
+    are made of, and what answers are judged by."""
 
     def run(made_of: Mapping[str, Any], name: str, case: Callable[[int], Numbers]) -> Numbers:
         results.update(run_cases(config, {name: case}, made_of, [seed]))
         return results[name][0]
 
     results: Results = {}
+    of_model, of_judge = made_of
     for kind, start in starts.items():
         given = config, task, kind
         train = partial(learned, *given, start, minutes)
-        about = {**made_of, **start._asdict(), "minutes": minutes, "first": config.budgets[0]}
+        about = {**of_model, **start._asdict(), "minutes": minutes, "first": config.budgets[0]}
         weights = run(about, timed(training(kind), minutes), train)["weights"]
-        of_weights = {**made_of, "weights": weights}
+        of_weights = {**of_model, **of_judge, "weights": weights}
         run(of_weights, timed(kind, minutes), partial(solved, *given, minutes, weights))
     return results
 

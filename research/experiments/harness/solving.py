@@ -55,9 +55,8 @@ def draw_answers(model: LanguageModel, task: SolvingTask, samples: int, seed: in
     opened = closing(open_sampler(model, samples, dtype, problems[0].ids, task.end))
     with opened as sampler, show_progress("drawing", len(problems)) as tell:
         for place, problem in enumerate(problems):
-            longest = task.longest - len(problem.ids)
             begun = time.monotonic(), time.process_time()
-            sampling = RolloutSampling(samples, longest, 1.0, 1.0, (seed + place) % 2**64)
+            sampling = RolloutSampling(samples, problem.room, 1.0, 1.0, (seed + place) % 2**64)
             (rollouts,) = sampler.sample([problem.ids], sampling)
             drawn = Counter(tuple(rollout.token_ids.tolist()) for rollout in rollouts)
             wall += time.monotonic() - begun[0]

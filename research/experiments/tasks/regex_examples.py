@@ -68,14 +68,18 @@ class RegexExamples:
                 question.question,
                 write_ids(question.question),
                 partial(self._is_right, question),
+                regexes.MOST_ANSWER + 1,
+                judged_by=question.answer,
             )
             for question in self._questions
         ]
 
     def _is_right(self, question: Question, ids: Sequence[int]) -> bool:
-        """Whether an answer has ended, has no other special token, and fits."""
+        """Whether an answer has ended, is as short as those that are learned, has no other special
+        token, and fits."""
         *written, last = ids or [self.begin]
-        if last != self.end or any(token >= len(CHARACTERS) for token in written):
+        is_whole = last == self.end and len(written) <= regexes.MOST_ANSWER
+        if not is_whole or any(token >= len(CHARACTERS) for token in written):
             return False
         text = "".join(VOCABULARY[token] for token in written)
         return regexes.is_solved(question.question, question.answer, text)

@@ -56,7 +56,11 @@ class PosedProblem(NamedTuple):
     """The prompt's ids, from the begin token."""
     is_right: Callable[[Sequence[int]], bool]
     """Whether the ids of an answer have ended and are right."""
+    room: int
+    """Most tokens of an answer, end token included."""
     kind: str = ""
+    judged_by: str = ""
+    """What decides whether an answer is right and is not in the prompt."""
 
 
 class EvaluatedBatches(TrainingBatches, Protocol):
@@ -103,7 +107,13 @@ class CountdownTask:
         self.tokenizer = countdown_tokenizer()
         self._puzzles = [*chain.from_iterable(puzzles.values())]
         self.problems = [
-            PosedProblem(puzzle.prompt, prompt_ids(puzzle), partial(is_right, puzzle), kind)
+            PosedProblem(
+                puzzle.prompt,
+                ids := prompt_ids(puzzle),
+                partial(is_right, puzzle),
+                self.longest - len(ids),
+                kind,
+            )
             for kind, of_kind in puzzles.items()
             for puzzle in of_kind
         ]
@@ -132,7 +142,7 @@ class LargeCountdownTask:
     def _posed(self, puzzle: Countdown) -> PosedProblem:
         prompt = large_puzzles.prompt_of(puzzle)
         ids = [self.begin, *large_puzzles.parse_ids(prompt)]
-        return PosedProblem(prompt, ids, partial(self._is_right, puzzle))
+        return PosedProblem(prompt, ids, partial(self._is_right, puzzle), self.longest - len(ids))
 
     def _is_right(self, puzzle: Countdown, ids: Sequence[int]) -> bool:
         text = " ".join(large_puzzles.VOCABULARY[token] for token in ids[:-1])
@@ -211,7 +221,8 @@ class TextTask:
                 f"it, must have fewer than {self.longest}"
             )
 
-        return PosedProblem(prompt, ids, partial(self._is_right, question), kind)
+        room = self.longest - len(ids)
+        return PosedProblem(prompt, ids, partial(self._is_right, question), room, kind)
 
     def _is_right(self, question: Question, ids: Sequence[int]) -> bool:
         """Whether an answer has ended and its results are right."""

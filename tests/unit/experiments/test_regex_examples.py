@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -31,6 +33,10 @@ def test_answers_are_judged_and_guessed() -> None:
     assert problem.is_right([*ids, IDS[END]])
     for wrong in ([], ids, [IDS[END]], [IDS["x"], IDS[END]], [*ids, IDS["+"], IDS[END]]):
         assert not problem.is_right(wrong)
+    listed = "|".join(map(re.escape, regexes.parse_task(question.question, "")[0])) + 20 * "|x"
+    assert regexes.is_solved(question.question, question.answer, listed)
+    assert not problem.is_right([*(IDS[letter] for letter in listed), IDS[END]]), "too long"
+    assert problem.room == regexes.MOST_ANSWER + 1 and problem.judged_by == question.answer
     for special in (BEGIN, END, UNKNOWN):
         assert not problem.is_right([IDS[special], *ids, IDS[END]])
     assert task.guess(300, 1) == task.guess(300, 1)

@@ -174,7 +174,7 @@ def test_what_wandb_refuses_is_said(
     texts: Path, tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "nonsense")
-    with pytest.raises(ConfigError, match="wandb = true: 1 validation error .* mode"):
+    with pytest.raises(ConfigError, match=r"wandb = true: 1 validation error .* mode"):
         pretrain(config(texts, tmp_path, wandb=True))
     monkeypatch.delenv("WANDB_API_KEY")
     with pytest.raises(ConfigError, match="wandb = true: No API key configured"):
