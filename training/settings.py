@@ -103,7 +103,7 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problems: Literal["words", "countdown", "regexes"] = "words"
     """Problems that are generated where there are no texts: `words`, ten kinds of word problems;
     with a tokenizer of their own `countdown`, puzzles that combine numbers to a target, and
-    `regexes`, regexes of strings that match and strings that do not."""
+    `regexes`, regexes of strings that match."""
     suffix: str = ""
     """End of the names of the files that are read in folders of `texts`; empty: all."""
     text_member: str = "text"

@@ -96,7 +96,8 @@ class CoverageFlags(ExperimentSettings, frozen=True):
     """File .jsonl or .parquet of questions to learn, whose answers end with `#### <number>`."""
     input: tuple[Path, ...] = ()
     """Files .jsonl and .parquet of questions to answer, like those of `train`, or of puzzles, whose
-    `question` reads "make 958 of 11 49 18 74 14 :"; none: held-out puzzles are drawn."""
+    `question` reads "make 958 of 11 49 18 74 14 :"; none: held-out puzzles are drawn. Those of
+    `countdown-7` always are, and `regexes` has a file of its own."""
     problems: int = 200
     """Number of problems to answer, the first ones of each file."""
     samples: int = 1_000

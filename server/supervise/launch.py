@@ -8,6 +8,8 @@ folder.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import secrets
 import shlex
@@ -28,7 +30,7 @@ from srm.cores import available_cores
 from srm.engine.config import EngineConfig, read_model_config
 from srm.engine.process.watchdog import Heartbeat
 from srm.engine.wiring import EngineWiring
-from srm.errors import CheckpointError, ConfigError
+from srm.errors import UNDECODABLE, ConfigError
 from srm.files import read_file
 from srm.metrics_memory import Region
 from srm.server.config import ServerConfig, within_open_files
@@ -42,12 +44,16 @@ from srm.server.text.tokenizer_files import report_unread
 from srm.server.wiring import ServerWiring
 from srm.settings import Command, build, read_settings
 
+log = logging.getLogger(__name__)
+
 _ROOT = Path(srm.__file__).resolve().parents[1]
-QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
-"""The README's prompt, as JSON."""
+QUESTION = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
+"""The README's prompt."""
 EXAMPLE = "example.json"
 """Name of the file in which a model's folder says what to ask it first: a body of
 `POST /v1/completions`."""
+MOST_EXAMPLE = 16_384
+"""Most bytes of it."""
 _MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE = 8, 4
 """API processes, whatever the number of cores; the larger of both counts."""
 FLAGS_OF_VLLM = {
@@ -111,17 +117,28 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
 
 
 def read_example(model: Path) -> str:
-    """Return the request to send first to a model of this folder, as JSON in one line. Raises
-    CheckpointError for an `example.json` that is no JSON object."""
+    """Return the request to send first to a model of this folder, as JSON in one line. An
+    `example.json` that is no small JSON object is told, and left out."""
     path = model / EXAMPLE
     if path.exists():
         try:
-            fields = msgspec.json.decode(read_file(path), type=dict[str, Any])
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} must be a JSON object: {error}") from None
-        return msgspec.json.encode(fields).decode()
-    prompt = QUESTION if (model / "tokenizer.json").exists() else "[0]"
-    return f'{{"prompt": {prompt}, "max_tokens": 32, "temperature": 0}}'
+            return _printable(msgspec.json.decode(read_file(path, MOST_EXAMPLE), type=dict))
+        except (OSError, *UNDECODABLE) as error:
+            log.warning("%s is no JSON object of at most %d bytes: %s", path, MOST_EXAMPLE, error)
+    prompt = QUESTION if (model / "tokenizer.json").exists() else [0]
+    return _printable({"prompt": prompt, "max_tokens": 32, "temperature": 0})
+
+
+def _printable(fields: dict[str, Any]) -> str:
+    """Return the fields as JSON. What the output cannot encode, or would move a terminal's cursor,
+    is escaped."""
+    text = json.dumps(fields, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+        is_shown = text.isprintable()
+    except UnicodeEncodeError:
+        is_shown = False
+    return text if is_shown else json.dumps(fields).replace("\x7f", "\\u007f")
 
 
 def wired(kind: type[Wiring], config: msgspec.Struct, **own: Any) -> Wiring:
@@ -324,13 +341,11 @@ async def announce(model_name: str, url: str, page: str, example: str, uds: str 
     while not await _is_ready(url, uds):
         await asyncio.sleep(0.1)
     to = f"--unix-socket {shlex.quote(uds)} {url}" if uds else url
-    text = (
+    sys.stdout.write(
         f"Serving {model_name} on {uds or url}\n"
         f"  curl {to}/v1/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(example)}\n"
     )
-    encoding = sys.stdout.encoding  # what it lacks is written \\u2713, which JSON has too
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     if page != url or not uds:  # a browser opens no socket
         sys.stdout.write(f"Dashboard and playground: {page}/   API reference: {url}/docs\n")
     sys.stdout.flush()

@@ -67,6 +67,11 @@ class _WandbRun:
             self._run = _maker("wandb")(config=dict(config), reinit="finish_previous", **given)
         except (import_module("wandb").Error, ValueError) as error:
             raise ConfigError(f"wandb = true: {error}") from error
+        if not done and self._run.starting_step:
+            raise ConfigError(
+                f"wandb = true: the run {self._run.id} has {self._run.starting_step} updates, and "
+                f"{folder} has none: unset WANDB_RUN_ID or give another"
+            )
         write_whole(id_file, self._run.id.encode())
 
     def add_scalar(self, name: str, value: float, step: int) -> None:

@@ -6,9 +6,11 @@ damaged: nothing depends on them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,6 +20,8 @@ from srm.training.instruments.events import Events
 from srm.training.instruments.page import write_page
 from srm.training.instruments.record import LogLine, Sample
 from srm.training.text.whole_files import write_whole
+
+log = logging.getLogger(__name__)
 
 LOG, PAGE = "log.jsonl", "curves.html"
 _LEAST_S = 10.0
@@ -32,7 +36,7 @@ class RunLog:
     def __init__(self, folder: Path, done: int, events: Sequence[Events] = ()) -> None:
         """Go on after `done` updates; without any, nothing says whose lines there are."""
         self._folder, self._line, self._due = folder, LogLine(done), 0.0
-        self._events = events
+        self._events = [*events]
         retained = [line for line in read_log(folder / LOG) if line.step <= (done or -1)]
         write_whole(folder / LOG, b"".join(msgspec.json.encode(line) + b"\n" for line in retained))
 
@@ -42,8 +46,7 @@ class RunLog:
             self._write()
             self._line = LogLine(step)
         self._line.values[name] = value
-        for events in self._events:
-            events.add_scalar(name, value, step)
+        self._send("add_scalar", name, value, step)
 
     def show(self, step: int, sample: Sample) -> None:
         """Write a text of the model after so many updates."""
@@ -52,10 +55,18 @@ class RunLog:
     def flush(self, is_last: bool = False) -> None:
         """Write what is not written yet, and the page if it is due or the run ends."""
         self._write()
-        for events in self._events:
-            events.flush()
+        self._send("flush")
         if is_last or time.monotonic() >= self._due:
             self._write_page()
+
+    def _send(self, method: str, *values: Any) -> None:
+        """Call a method of each of `events`; one that fails is told and left out."""
+        for events in [*self._events]:
+            try:
+                getattr(events, method)(*values)
+            except Exception as error:  # noqa: BLE001 - foreign code with a network
+                log.warning("%s gets no more values: %r", type(events).__name__, error)
+                self._events.remove(events)
 
     def _write(self) -> None:
         if self._line.values:

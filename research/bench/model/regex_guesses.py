@@ -20,7 +20,7 @@ from srm.loadtest.records import RECORDS, new_record, write_record
 from srm.training.problems import regexes
 from srm.training.problems.regex_grammar import draw_regex
 from srm.training.problems.regex_nodes import write_regex
-from srm.training.questions.questions import Question, read_questions
+from srm.training.questions.questions import read_questions
 from srm.training.statistics.coverage import Tally, pass_table
 
 FOLDER = DRAWN.parent
@@ -30,10 +30,11 @@ GUESSES = 10_000
 KS = (1, 10, 100, 1_000)
 
 
-def draw_tasks() -> list[Question]:
-    """Return tasks of regexes that are held out from training."""
+def draw_tasks() -> list[dict[str, str]]:
+    """Return questions about regexes that are held out from training."""
     drawn = islice(regexes.tasks("models/regex/drawn.jsonl", held_out=True), COUNT)
-    return [Question(task.prompt, task.misses) for task in drawn]
+    names = "question", "answer", "regex"
+    return [dict(zip(names, (task.prompt, task.misses, task.regex), strict=True)) for task in drawn]
 
 
 def random_regexes(seed: int) -> Iterator[str]:

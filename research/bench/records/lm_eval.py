@@ -1,7 +1,8 @@
-"""`python -m research.bench.records.lm_eval RESULTS`: a record of what lm-eval measured.
+"""`python -m research.bench.records.lm_eval RESULTS COMMAND …`: a record of what lm-eval measured.
 
-RESULTS is the file that `lm-eval run --output_path` left. The record has its results, versions and
-settings as they are, and a row for each number with its standard error, which lm-eval estimates.
+RESULTS is the file that `lm-eval run --output_path` left, the commands are those that made it, each
+a word of the shell. The record has its results, versions and settings as they are, and a row for
+each number with its standard error, which lm-eval estimates.
 """
 
 from __future__ import annotations
@@ -16,15 +17,11 @@ from srm.files import read_file
 from srm.loadtest.records import RECORDS, new_record, write_record
 
 
-def main(results: str) -> int:
+def main(results: str, *commands: str) -> int:
     """Write the record and print its table; return 0."""
     measured = msgspec.json.decode(read_file(Path(results)))
-    settings = measured["config"]
-    given = ",".join(f"{name}={value}" for name, value in settings["model_args"].items())
-    tasks = ",".join(measured["results"])
-    command = f"lm-eval run --model {settings['model']} --tasks {tasks} --model_args {given}"
-    record = new_record(command)
-    names = "results", "configs", "versions", "n-samples", "lm_eval_version"
+    record = new_record("; ".join(commands))
+    names = "results", "config", "configs", "versions", "n-samples", "lm_eval_version"
     record |= {name: measured[name] for name in names}
     lines = [
         f"{task} | {metric.replace(',', ', ')} | {value:.4f} | {error:.4f}"

@@ -170,6 +170,31 @@ def test_variables_of_wandb_count_for_more_than_the_folder(
     assert wandb.runs[1].id == "mine" and not {"id", "dir", "resume"} & wandb.runs[1].given.keys()
 
 
+def test_a_run_goes_on_where_wandb_fails(
+    texts: Path,
+    tmp_path: Path,
+    wandb: Wandb,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(run: Any, values: dict[str, float], step: int) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("tests.kit.fake_wandb.Run.log", fail)
+    losses = pretrain(config(texts, tmp_path, wandb=True, steps=3))
+    assert len(losses.steps) == 3 and [*read_log(tmp_path / LOG)][-1].step == 3
+    assert caplog.text.count("_WandbRun gets no more values: BrokenPipeError()") == 1
+
+
+def test_another_run_of_wandb_is_not_gone_on_with(
+    texts: Path, tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    pretrain(config(texts, tmp_path / "one", wandb=True, steps=2))
+    with pytest.raises(ConfigError, match=r"the run mine has 3 updates, and .*two has none: unset"):
+        pretrain(config(texts, tmp_path / "two", wandb=True, steps=2))
+
+
 def test_what_wandb_refuses_is_said(
     texts: Path, tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

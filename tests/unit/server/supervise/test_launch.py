@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -205,8 +208,8 @@ async def test_the_page_is_said_to_be_where_it_is(
         example = launch.read_example(DEMO_MODEL)
         await launch.announce("m", url_of(host, public), page, example)
         out = capsys.readouterr().out
-        assert f'"prompt": {QUESTION},' in out
-        assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text(), "asks what it knows"
+        assert f'"prompt": {json.dumps(QUESTION)},' in out
+        assert f'"prompt": {json.dumps(QUESTION)},' in (ROOT / "README.md").read_text()
         assert f"Serving m on http://{message}:{public.getsockname()[1]}\n" in out
         assert f"Dashboard and playground: http://127.0.0.1:{admin.getsockname()[1]}/ " in out
 
@@ -219,20 +222,37 @@ def test_the_first_example_is_one_that_the_model_knows(tmp_path: Path) -> None:
     assert asked == json.loads(shown)
     puzzle = json.loads(launch.read_example(COUNTDOWN_MODEL))
     assert set(puzzle["verify"]["using"]) < {*map(int, re.findall(r"\d+", puzzle["prompt"]))}
-    assert f'"prompt": {QUESTION},' in launch.read_example(DEMO_MODEL)
+    assert json.loads(launch.read_example(DEMO_MODEL))["prompt"] == QUESTION
     assert launch.read_example(tmp_path) == '{"prompt": [0], "max_tokens": 32, "temperature": 0}'
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"prompt": 1'])
-def test_an_example_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1]", '{"prompt": 1', '{"a":' + 9_000 * "[", '{"a": "' + 20_000 * "a" + '"}', "\ufeff{}"],
+)
+def test_an_example_that_is_no_small_object_is_told(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / launch.EXAMPLE).write_text(text)
-    with pytest.raises(CheckpointError, match=r"example.json must be a JSON object: "):
-        launch.read_example(tmp_path)
+    assert json.loads(launch.read_example(tmp_path))["prompt"] == [0]
+    assert "example.json is no JSON object of at most 16384 bytes: " in caplog.text
 
 
-def test_a_quote_in_an_example_is_one_to_the_shell(tmp_path: Path) -> None:
-    (tmp_path / launch.EXAMPLE).write_text('{\n "prompt": "it\'s✓"}')
-    assert launch.read_example(tmp_path) == '{"prompt":"it\'s✓"}'
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii", "koi8-r"])
+async def test_an_example_is_an_argument_of_the_shell(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it holds: quotes, letters that the output lacks, what would move the cursor."""
+    monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
+    for prompt in ("it's ✓", "é😀'; date #", "\x9b31m\u202e \x7f\x1b[2J\n"):
+        (tmp_path / launch.EXAMPLE).write_text(json.dumps({"prompt": prompt}))
+        written = io.TextIOWrapper(io.BytesIO(), encoding)
+        monkeypatch.setattr(sys, "stdout", written)
+        await launch.announce("m", "http://a", "http://a", launch.read_example(tmp_path))
+        written.seek(0)
+        line = written.read().splitlines()[1]
+        assert line.isprintable()
+        assert json.loads(shlex.split(line)[-1]) == {"prompt": prompt}
 
 
 def test_each_model_has_a_name_and_a_data_folder_of_its_own(tmp_path: Path) -> None:
