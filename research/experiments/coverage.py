@@ -38,7 +38,14 @@ from research.experiments.harness.learning_rates import (
 from research.experiments.harness.models import HEADS, REFERENCE
 from research.experiments.harness.report import finish, spread, table
 from research.experiments.harness.result_cache import Numbers, digest, folder_of
-from research.experiments.harness.runner import Report, Results, check_writable, fit, run_cases
+from research.experiments.harness.runner import (
+    Report,
+    Results,
+    check_writable,
+    fit,
+    made_with,
+    run_cases,
+)
 from research.experiments.harness.settings import ExperimentSettings
 from research.experiments.harness.solving import draw_answers
 from research.experiments.tasks.large_puzzles import draw_even
@@ -241,7 +248,7 @@ def learned(
     A run with a learning rate that stays is kept for each of the times before; the next one, and
     the model of its time, go on from there.
     """
-    made_of = {"task": config.task, "minutes": config.budgets[0], **start._asdict()}
+    made_of = made_with(config) | {"minutes": config.budgets[0], **start._asdict()}
     runs = folder_of(config.results / "coverage" / f"run-{kind}-{seed}", made_of)
     train = partial(fitted, config, task, kind, start, seed=seed)
     before: Path | None = None

@@ -65,8 +65,7 @@ def run_cases(
     for setting, path in (("results", folder), ("output", config.output)):
         check_writable(setting, path)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
-    settings = {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
-    made_of = {"settings": settings, "torch": str(torch.__version__), **made_of}
+    made_of = {"settings": made_with(config), "torch": str(torch.__version__), **made_of}
     of_now = new_record("", getattr(config, "device", "cpu"))
     by_case: Results = {case: [] for case in cases}
     # Seed by seed, so that a run that is stopped has all cases with the first seeds.
@@ -83,6 +82,11 @@ def run_cases(
         about = {"case": case, "seed": seed, **made_of}
         by_case[case].append(cached(path, about, measured))
     return by_case
+
+
+def made_with(config: ExperimentSettings) -> dict[str, Any]:
+    """Return the settings that a result depends on."""
+    return {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
 
 
 def check_writable(setting: str, folder: Path) -> None:
