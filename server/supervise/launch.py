@@ -124,7 +124,7 @@ def read_example(model: Path) -> str:
         try:
             return _printable(msgspec.json.decode(read_file(path, MOST_EXAMPLE), type=dict))
         except (OSError, *UNDECODABLE) as error:
-            log.warning("%s is no JSON object of at most %d bytes: %s", path, MOST_EXAMPLE, error)
+            log.warning("%s is no JSON object of 16 KiB (%s): a usual one is shown", path, error)
     prompt = QUESTION if (model / "tokenizer.json").exists() else [0]
     return _printable({"prompt": prompt, "max_tokens": 32, "temperature": 0})
 

@@ -48,7 +48,7 @@ MOST = {
     "lines: product": 75_100,
     "lines: research and deploy": 14_600,
     "lines: tests": 73_100,
-    "words by hand": 45_500,
+    "words by hand": 46_000,
     "entries at the top": 27,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""

@@ -235,7 +235,7 @@ def test_an_example_that_is_no_small_object_is_told(
 ) -> None:
     (tmp_path / launch.EXAMPLE).write_text(text)
     assert json.loads(launch.read_example(tmp_path))["prompt"] == [0]
-    assert "example.json is no JSON object of at most 16384 bytes: " in caplog.text
+    assert "example.json is no JSON object of 16 KiB (" in caplog.text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii", "koi8-r"])
