@@ -444,7 +444,7 @@ def test_countdown_is_learned_with_a_tokenizer_of_its_own(tmp_path: Path) -> Non
         ({"n_ctx": 36}, "n_ctx must be at least 37 where problems is countdown, got 36"),
         ({"texts": (Path("a"),)}, "problems must be words where texts is given, got countdown"),
         ({"tokenizer": "a"}, "problems must be words where tokenizer is given, got countdown"),
-        ({"problems": "regexes", "n_ctx": 365}, "n_ctx must be at least 366 where problems is reg"),
+        ({"problems": "regexes", "n_ctx": 247}, "n_ctx must be at least 248 where problems is reg"),
     ],
 )
 def test_what_does_not_go_with_countdown_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -453,7 +453,7 @@ def test_what_does_not_go_with_countdown_is_refused(changes: dict[str, Any], rea
 
 
 def test_regexes_are_learned_with_a_tokenizer_of_their_own(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"problems": "regexes", "n_ctx": 366, "learning_rate": 1e-2}
+    changes: dict[str, Any] = {"problems": "regexes", "n_ctx": 248, "learning_rate": 1e-2}
     changes |= {"evaluate_every": 20, "evaluation_batches": 2, "save_every": 20}
     losses = _run(tmp_path, steps=20, **changes)
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
