@@ -26,7 +26,7 @@ class Wandb(ModuleType):
     """Variables of the environment count where no argument is given, as they do there."""
 
     class Error(Exception):
-        """What is raised where it cannot begin."""
+        """`init` raises it for a run that cannot begin."""
 
     def __init__(self) -> None:
         super().__init__("wandb")

@@ -1,1 +1,1 @@
-"""What shows a training run while it goes on: a log, a page of curves, TensorBoard and W&B."""
+"""Writers of a training run's values: a log, a page of curves, TensorBoard and W&B."""

@@ -27,7 +27,7 @@ from srm.training.questions.questions import Question, read_questions
 DRAWN = Path(__file__).resolve().parents[3] / "models" / "regex" / "drawn.jsonl"
 """Tasks of regexes that are held out from training."""
 MEAN_LENGTH = 84
-"""Of a prompt with its answer, in tokens."""
+"""Mean tokens of a prompt with its answer; rows are padded beyond it."""
 POOL = 4
 """Batches whose rows are sorted by length together, so that little is padded."""
 

@@ -60,7 +60,7 @@ class PosedProblem(NamedTuple):
     """Most tokens of an answer, end token included."""
     kind: str = ""
     judged_by: str = ""
-    """What decides whether an answer is right and is not in the prompt."""
+    """Text outside the prompt that `is_right` reads, such as strings that must not match."""
 
 
 class EvaluatedBatches(TrainingBatches, Protocol):

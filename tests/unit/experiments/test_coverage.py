@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from research.experiments import coverage
 from research.experiments.__main__ import main
@@ -26,7 +27,8 @@ from research.experiments.coverage import (
 from research.experiments.harness import runner, solving
 from research.experiments.harness.learning_rates import Start, best_rate, search
 from research.experiments.harness.result_cache import Numbers
-from research.experiments.tasks import tasks
+from research.experiments.tasks import regex_examples, tasks
+from research.experiments.tasks.regex_examples import DRAWN
 from research.experiments.tasks.tasks import (
     EVALUATED,
     CountdownTask,
@@ -39,7 +41,7 @@ from srm.errors import ConfigError
 from srm.training.grpo.engine_sampler import EngineSampler
 from srm.training.loop import Run
 from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids, parse_prompt
-from srm.training.questions.questions import Question
+from srm.training.questions.questions import Question, read_questions
 from tests.unit.experiments.conftest import Experiment, numpy_sampler
 
 TINY = ["--budgets=0.002,0.004", "--problems=3", "--samples=20", "--seeds=0,1"]
@@ -166,6 +168,22 @@ def test_one_run_makes_the_models_of_all_times(
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "two")
     assert train(tmp_path / "two") == [short, long]
+
+
+def test_regexes_are_learned_and_judged_by_what_is_not_shown(
+    tmp_path: Path, run_experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that were judged by other strings are refused."""
+    flags = ["--task=regexes", "--seeds=0", *TINY[:-1]]
+    record, page, _ = run_experiment("coverage", *flags, **SIZES)
+    assert "The row random has regexes of training." in page
+    for kind in MODELS:
+        (answers,) = record["results"][f"{kind} 0.004 min"]
+        assert len(answers["right"]) == 3 and answers["tokens"] <= 60 * 65
+    questions = [structs.replace(row, answer="✗x") for row in read_questions(DRAWN)]
+    monkeypatch.setattr(regex_examples, "read_questions", lambda _: questions)
+    with pytest.raises(ConfigError, match=r"random-0.json is of another judged_by"):
+        run_experiment("coverage", *flags, **SIZES)
 
 
 def test_a_search_goes_on_until_its_best_start_is_within() -> None:
