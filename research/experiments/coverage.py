@@ -70,6 +70,7 @@ from srm.training.problems.countdown import (
     Countdown,
     parse_prompt,
 )
+from srm.training.processes import in_order
 from srm.training.questions.questions import Question, check_apart, read_questions
 from srm.training.schedule import count_factors
 from srm.training.settings import check_numbers
@@ -98,7 +99,7 @@ class CoverageFlags(ExperimentSettings, frozen=True):
     and six digits; `countdown`, those of the bundled model; `regexes`, regexes of strings that
     match; `questions`, those of files."""
     budgets: tuple[float, ...] = (2.0, 4.0, 8.0)
-    """Processor minutes that each model is trained for; one run makes the models of all."""
+    """Minutes of one processor that each model is trained for; one run makes the models of all."""
     train: Path | None = None
     """File .jsonl or .parquet of questions to learn, whose answers end with `#### <number>`."""
     input: tuple[Path, ...] = ()
@@ -109,6 +110,24 @@ class CoverageFlags(ExperimentSettings, frozen=True):
     """Number of problems to answer, the first ones of each file."""
     samples: int = 1_000
     """Answers to each problem; the largest k."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Device of training and sampling. On a GPU minutes and seconds are those of the clock."""
+    search_minutes: float = 1.0
+    """Minutes that each start of a model is tried for, with the first seed."""
+    d_model: int = 128
+    """Width of the SRM."""
+    transformer_width: int = 128
+    """Width of the Transformer; its gated layers have twice as many channels."""
+    batch_tokens: int = 2_048
+    """Approximate tokens of one update: in a few minutes of a processor many small ones teach
+    more."""
+    data_workers: int = 0
+    """Processes that make batches ahead, as a GPU needs; their time is not counted."""
+
+    @property
+    def time(self) -> str:
+        """What minutes and seconds are of, in words."""
+        return "processor" if self.device == "cpu" else "GPU"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,17 +145,10 @@ class Settings(CoverageFlags, frozen=True):
     """Settings of `python -m research.experiments coverage`."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    search_minutes: float = 1.0
-    """Processor minutes that each start of a model is tried for, with the first seed."""
     learning_rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
     """Rates that are tried first, with the usual initial weights."""
     most_starts: int = 24
-    d_model: int = 128
-    transformer_width: int = 128
-    """Width of the Transformer; its gated layers have twice as many channels."""
     num_layers: int = 4
-    batch_tokens: int = 2_048
-    """Approximate tokens of one update: in a few minutes many small ones teach more."""
 
     def make(self, kind: str, task: SolvingTask, scale: float = 1.0) -> SRM | Transformer:
         """Make a model of a kind, whose initial matrices are `scale` times the usual ones."""
@@ -220,13 +232,15 @@ def fitted(
     folder: Path | None = None,
     **treatment: Any,
 ) -> tuple[LanguageModel, Numbers]:
-    """Train a model for some processor minutes; return it, and its loss on what is held out."""
+    """Train a model for some minutes; return it, and its loss on what is held out."""
     batches = task.batches(seed, config.batch_tokens)
     make = partial(config.make, kind, task, start.scale)
     treatment |= {"learning_rate": start.rate, "minutes": minutes, "decline": "wsd"}
-    run, model, took = fit(make, batches, seed, folder=folder, **treatment)
+    treatment |= {"data_workers": config.data_workers}
+    run, model, took = fit(make, batches, seed, folder=folder, device=config.device, **treatment)
     steps = len(took["training_losses"])
-    tokens = sum(batches[step][0].numel() for step in range(steps))
+    made = in_order(batches.__getitem__, range(steps), config.data_workers)
+    tokens = sum(inputs.numel() for inputs, _ in made)
     figures = {"steps": steps, "factors": count_factors(model)}
     loss = run.evaluate(batches.evaluation(EVALUATION_BATCHES))
     return model, {"loss": loss, "training_tokens": tokens, **figures, **took}
@@ -298,7 +312,7 @@ def solved(
 ) -> Numbers:
     """Answer the problems with a trained model; return the right answers of each."""
     model = trained(config, task, kind, minutes, weights, seed)
-    return draw_answers(model, task, config.samples, seed)
+    return draw_answers(model, task, config.samples, seed, config.device)
 
 
 def run_all(config: Settings, task: SolvingTask) -> Results:
@@ -393,7 +407,7 @@ def tried_starts(results: Results, kind: str) -> dict[Start, Numbers]:
 
 
 def costs(results: Results, kind: str) -> dict[str, float]:
-    """Return what one answer costs, mean over puzzles and seeds: processor seconds, and operations
+    """Return what one answer costs, mean over puzzles and seeds: seconds, and operations
     of products with weights, two for each weight and token."""
     seeds = results[kind]
     answers = sum(len(seed["right"]) * seed["samples"] for seed in seeds)
@@ -432,16 +446,16 @@ def page(config: Settings, results: Results) -> list[str]:
     last = after(results, config.budgets[-1])
     verdicts = [(each, verdict(config, after(results, each))) for each in config.budgets]
     return [
-        *(f"After {each:g} processor minutes of training: {words}" for each, words in verdicts),
+        *(f"After {each:g} {config.time} minutes of training: {words}" for each, words in verdicts),
         at_equal_loss(config, results),
         f"{len(kinds)} problems that neither model was trained on, {config.samples:,} "
         f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
         f"{RANDOM} has {TASKS[config.task].guesses}.",
         table(["pass@k", *(f"k = {k:,}" for k in few)], rows),
         *(f"{case}: {law(results[case], config.samples)}" for case in cases[-2:]),
-        "For the same processor seconds, and for the same operations, as so many answers of the "
-        f"Transformer, after {config.budgets[-1]:g} minutes; a dash stands where more answers than "
-        "were drawn, or less than one, could be paid:",
+        f"For the same {config.time} seconds, and for the same operations, as so many answers of "
+        f"the Transformer, after {config.budgets[-1]:g} minutes; a dash stands where more answers "
+        "than were drawn, or less than one, could be paid:",
         paid(config, last),
         *_took(config, results),
     ]
@@ -504,8 +518,9 @@ def _took(config: Settings, results: Results) -> list[str]:
         drawn_seconds = sum(seed["processor_seconds"] for seed in of_time[kind])
         row += [f"{cost['FLOP'] / 1e6:.1f}", f"{1e6 * cost['seconds']:.0f}"]
         rows.append([*row, f"{drawn_tokens / drawn_seconds:,.0f}"])
-    heads = ["model", "parameters", "start", "updates", "M tokens", "processor min", "loss"]
-    heads += ["MFLOP an answer", "µs of a core an answer", "tokens a core second"]
+    core = "core" if config.device == "cpu" else "GPU"
+    heads = ["model", "parameters", "start", "updates", "M tokens", f"{config.time} min", "loss"]
+    heads += ["MFLOP an answer", f"µs of a {core} an answer", f"tokens a {core} second"]
     tried = (f"{kind} {losses_of(tried_starts(results, kind))}" for kind in MODELS)
     edges = (edge(kind, tried_starts(results, kind)) for kind in MODELS)
     dtype = after(results, config.budgets[-1])[REFERENCE][0]["dtype"]
@@ -554,7 +569,7 @@ def verdict(config: Settings, results: Results) -> str:
     gaps = ", ".join(f"{gap:+.3f}" for gap in by_seed[REFERENCE] - by_seed[TRANSFORMER])
     guesses = reached(RANDOM, tables[RANDOM].mean(axis=1)).mean()
     return (
-        f"{outcome}: in {seconds:.3g} processor seconds a problem SRM solves {srm:.3f} of the "
+        f"{outcome}: in {seconds:.3g} {config.time} seconds a problem SRM solves {srm:.3f} of the "
         f"problems and the Transformer {other:.3f}, a difference of {srm - other:+.3f} "
         f"({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over problems and seeds; by seed {gaps}). "
         f"As many guesses as the better one's answers solve {guesses:.3f}."
@@ -584,7 +599,7 @@ def draw(config: Settings, results: Results) -> Figure:
     for axes, member, label in (
         (panels[0], "", "answers to a problem, k"),
         (panels[1], "FLOP", "FLOP a problem"),
-        (panels[2], "seconds", "processor seconds a problem"),
+        (panels[2], "seconds", f"{config.time} seconds a problem"),
     ):
         for kind, colour in zip(MODELS, ("C0", "C1"), strict=True):
             unit = costs(results, kind)[member] if member else 1.0

@@ -27,7 +27,7 @@ from research.bench.gpu.report import markdown, record_of
 from research.bench.gpu.turns import TurnsConfig
 from research.bench.model import recurrence_rate
 from research.bench.server.sink import SinkConfig
-from research.experiments import throughput
+from research.experiments import coverage, throughput
 from research.experiments.harness.settings import configure
 from srm.errors import ConfigError
 from srm.settings import load
@@ -43,6 +43,8 @@ SETTINGS: dict[str, type[Settings]] = {
     "profile": ProfileConfig,
     "turns": TurnsConfig,
 }
+PACKED = {"throughput": throughput, "coverage": coverage}
+"""Experiments that are packed."""
 SLEEP = "python -c 'import time; print(1, flush=True); time.sleep(600)'"
 
 
@@ -183,8 +185,7 @@ def test_a_lists_commands_have_settings_that_can_be_read(listed: Path) -> None:
             files = path.with_suffix(".py"), path / "__main__.py"
             assert module == "pytest" or any(file.exists() for file in files)
             if module == "research.experiments":
-                assert words[3] == "throughput", "the others are not packed"
-                configure(throughput.Settings, words[4:])
+                configure(PACKED[words[3]].Settings, words[4:])
         assert all(
             (ROOT / word).exists() for word in words if word.startswith(("tests/", "deploy/"))
         )

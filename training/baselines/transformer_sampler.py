@@ -25,11 +25,14 @@ KEPT = 0.75
 
 
 class TransformerSampler:
-    """Samples from a copy of a model, whose weights become `dtype`; a sample ends with token
-    `end`."""
+    """Samples from a copy of a model on a device, whose weights become `dtype`; a sample ends with
+    token `end`."""
 
-    def __init__(self, model: Transformer, end: int, dtype: torch.dtype) -> None:
-        self._model = deepcopy(model).to(dtype).eval()
+    def __init__(
+        self, model: Transformer, end: int, dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
+        self._model = deepcopy(model).to(device, dtype).eval()
+        self._device = device
         self._end = end
         self._version = 1
 
@@ -39,10 +42,12 @@ class TransformerSampler:
         """Raises ValueError for a temperature or a top_p that is not 1."""
         if (sampling.temperature, sampling.top_p) != (1.0, 1.0):
             raise ValueError(f"temperature and top_p must be 1, got {sampling}")
-        random = torch.Generator().manual_seed(sampling.seed)
+        random = torch.Generator(self._device).manual_seed(sampling.seed)
         rollouts: list[list[Rollout]] = [[] for _ in prompts]
         for places in _side_by_side(prompts, max(1, ROWS // sampling.n)):
-            some = torch.tensor([list(prompts[place]) for place in places])
+            some = torch.tensor(
+                [list(prompts[place]) for place in places], device=self._device
+            )
             for begin in range(0, sampling.n, ROWS):
                 count = min(ROWS, sampling.n - begin)
                 completions = self._complete(some, count, sampling.max_tokens, random)
@@ -66,9 +71,11 @@ class TransformerSampler:
         logits = self._next(prompts, caches).repeat_interleave(count, 0)
         for cache in caches:
             cache.expand(count, most)
-        rows, is_running = torch.arange(len(logits)), torch.ones(len(logits), dtype=torch.bool)
-        tokens = torch.full((len(logits), most), self._end)
-        logprobs = torch.zeros(len(logits), most)
+        made = {"device": self._device}
+        rows = torch.arange(len(logits), **made)
+        is_running = torch.ones_like(rows, dtype=torch.bool)
+        tokens = torch.full((len(logits), most), self._end, **made)
+        logprobs = torch.zeros(len(logits), most, **made)
         for place in range(most):
             probabilities = logits.float().softmax(-1)
             drawn = torch.multinomial(probabilities, 1, generator=random)
@@ -85,7 +92,7 @@ class TransformerSampler:
                     cache.select(is_running)
                 is_running = is_running[is_running]
             logits = self._next(ids[:, None], caches)
-        return cut_rollouts(tokens, logprobs, self._end, self._version)
+        return cut_rollouts(tokens.cpu(), logprobs.cpu(), self._end, self._version)
 
     def _blocks(self) -> Iterator[TransformerBlock]:
         for block in self._model.mixer_blocks:

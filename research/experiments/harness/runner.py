@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 
@@ -127,6 +127,7 @@ def fit(
     learning_rate: float,
     minutes: float = 0.0,
     folder: Path | None = None,
+    device: Literal["cpu", "gpu"] = "cpu",
     **treatment: Any,
 ) -> tuple[Run, LanguageModel, Numbers]:
     """Train a model made with this seed; return its run, the model, and what training took.
@@ -134,6 +135,7 @@ def fit(
     Training ends after the steps, or after the minutes of processor time, and goes on where it
     stopped if it has a folder. The learning rate rises over a tenth of either and falls to 0 over
     the rest. Processor seconds are those of all threads, and leave out what evaluation takes.
+    On a GPU they are the clock's, and so are the minutes.
     `treatment` has further members of the schedule.
     """
     torch.manual_seed(seed)
@@ -147,8 +149,9 @@ def fit(
         minutes=minutes,
         **treatment,
     )
-    with processes("cpu") as own, tempfile.TemporaryDirectory() as temporary:
-        clock, place = time.process_time, folder or Path(temporary)
+    with processes(device) as own, tempfile.TemporaryDirectory() as temporary:
+        clock = time.process_time if device == "cpu" else time.monotonic
+        place = folder or Path(temporary)
         run = Run(model, schedule, place, own, {"seed": seed}, clock=clock)
         run.train(batches, [])
         seconds = run.elapsed()

@@ -22,45 +22,64 @@ from srm.training.model import SRM, LanguageModel
 from srm.training.precision import choose_precision
 
 SamplingDtype = Literal["float32", "bfloat16"]
+Device = Literal["cpu", "gpu"]
 SLOTS = 2_048
 """Samples that run at once."""
+CLOCKS = {"cpu": time.process_time, "gpu": time.monotonic}
+"""The clock of what a device does."""
 
 
 def open_sampler(
-    model: LanguageModel, most: int, dtype: SamplingDtype, warming: Sequence[int], end: int
+    model: LanguageModel,
+    most: int,
+    dtype: SamplingDtype,
+    warming: Sequence[int],
+    end: int,
+    device: Device = "cpu",
 ) -> Sampler:
     """Return what samples up to `most` answers at once, to the token `end`: our engine in this
-    process, or for a Transformer our loop in torch. The prompt `warming` is answered first."""
+    process, or for a Transformer our loop in torch. On a GPU torch runs the engine's steps too, and
+    nothing is compiled. The prompt `warming` is answered first."""
     if isinstance(model, Transformer):
-        sampler: Sampler = TransformerSampler(model, end, getattr(torch, dtype))
+        place = "cpu" if device == "cpu" else "cuda"
+        sampler: Sampler = TransformerSampler(model, end, getattr(torch, dtype), place)
     else:
         assert isinstance(model, SRM)
-        engine = EngineConfig(dtype=dtype, num_slots=SLOTS, max_waiting=max(100_000, most))
+        engine = EngineConfig(
+            device="cpu" if device == "cpu" else "torch:cuda",
+            dtype=dtype,
+            num_slots=SLOTS,
+            max_waiting=max(100_000, most),
+        )
         sampler = engine_sampler(model.config, model.state_dict(), engine, 1, 0.0)
     sampler.sample([warming], RolloutSampling(1, 8, 1.0, 1.0, 0))  # not timed
     return sampler
 
 
-def training_dtype() -> SamplingDtype:
-    """Return the precision that training takes on this processor."""
-    return "bfloat16" if choose_precision("auto", "cpu") == "bfloat16" else "float32"
+def training_dtype(device: Device = "cpu") -> SamplingDtype:
+    """Return the precision that training takes on this processor or GPU."""
+    place = "cpu" if device == "cpu" else "cuda"
+    return "bfloat16" if choose_precision("auto", place) == "bfloat16" else "float32"
 
 
-def draw_answers(model: LanguageModel, task: SolvingTask, samples: int, seed: int) -> Numbers:
+def draw_answers(
+    model: LanguageModel, task: SolvingTask, samples: int, seed: int, device: Device = "cpu"
+) -> Numbers:
     """Return the right samples of each problem, their tokens, and what drawing them took in the
-    precision of training; equal answers are judged once, and judging is not timed."""
-    dtype = training_dtype()
+    precision of training; equal answers are judged once, and judging is not timed. On a GPU the
+    clock's seconds stand for the processor's."""
+    dtype, clock = training_dtype(device), CLOCKS[device]
     right, tokens, wall, processor = [], 0, 0.0, 0.0
     problems = task.problems
-    opened = closing(open_sampler(model, samples, dtype, problems[0].ids, task.end))
+    opened = closing(open_sampler(model, samples, dtype, problems[0].ids, task.end, device))
     with opened as sampler, show_progress("drawing", len(problems)) as tell:
         for place, problem in enumerate(problems):
-            begun = time.monotonic(), time.process_time()
+            begun = time.monotonic(), clock()
             sampling = RolloutSampling(samples, problem.room, 1.0, 1.0, (seed + place) % 2**64)
             (rollouts,) = sampler.sample([problem.ids], sampling)
             drawn = Counter(tuple(rollout.token_ids.tolist()) for rollout in rollouts)
             wall += time.monotonic() - begun[0]
-            processor += time.process_time() - begun[1]
+            processor += clock() - begun[1]
             tokens += sum(len(ids) * count for ids, count in drawn.items())
             right.append(sum(count for ids, count in drawn.items() if problem.is_right(ids)))
             tell(place + 1, f"{place + 1} of {len(problems)} problems")
