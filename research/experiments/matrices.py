@@ -6,7 +6,8 @@ mixer is trained on text. To the matrix of each head the forms of an SRM's heads
 squares: a weight for each token that is read (row), or at which the sum is read (column), or both
 added, each with decay or without. The same is done with the matrices before training, with what
 training changed, and with the trained entries in random places. In a second measure the fits take
-the matrices' place in the trained model, and its loss on held-out text is taken again.
+the matrices' place in the trained model, and its loss on held-out text is taken again. The control
+is the fits of the entries in random places, which keep nothing of what training put where.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _replace(model: LanguageModel, matrices: Matrices) -> None:
 
 def measure(config: Settings, corpus: Corpus, seed: int) -> Numbers:
     """Train a masked mixer; return what the forms explain of its matrices, and the losses with
-    their fits in place of them."""
+    their fits, and with those of shuffled ones, in place of them."""
     shape = MaskedMixerShape(
         config.d_model, config.num_layers, HEADS, config.n_ctx, corpus.vocab_size
     )
@@ -165,19 +166,21 @@ def measure(config: Settings, corpus: Corpus, seed: int) -> Numbers:
     stacks = dict(
         zip(KINDS, (trained, trained - untrained, untrained, shuffle(trained, seed)), strict=True)
     )
-    losses = {"trained": took.pop("loss")}
+    losses, of_shuffled = {"trained": took.pop("loss")}, {}
     shares: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
     for form in FORMS:
         fits = {kind: fit_form(stack, form) for kind, stack in stacks.items()}
         for kind, stack in stacks.items():
             shares[kind][form] = explained(stack, fits[kind])
-        _replace(model, fits["trained"])
-        losses[form] = run.evaluate(evaluation)
+        for kind, by_form in (("trained", losses), ("shuffled", of_shuffled)):
+            _replace(model, fits[kind])
+            by_form[form] = run.evaluate(evaluation)
     for name in ("untrained", "shuffled"):
         _replace(model, stacks[name])
         losses[name] = run.evaluate(evaluation)
     took.pop("training_losses")
-    return {"shares": shares, "losses": losses, "matrices": _packed(trained), **took}
+    measured = {"shares": shares, "losses": losses, "of_shuffled": of_shuffled}
+    return {**measured, "matrices": _packed(trained), **took}
 
 
 def _packed(matrices: Matrices) -> list[str]:
@@ -219,6 +222,9 @@ def page(config: Settings, results: Results) -> list[str]:
         for number in range(config.num_layers * HEADS)
     ]
     losses = [[name, spread([run["losses"][name] for run in runs])] for name in runs[0]["losses"]]
+    for row in losses:
+        of = [run["of_shuffled"][row[0]] for run in runs if row[0] in FORMS]
+        row.append(spread(of) if of else "–")
     n = config.n_ctx
     return [
         f"A masked mixer of d {config.d_model} with {config.num_layers} blocks of {HEADS} heads, "
@@ -229,9 +235,24 @@ def page(config: Settings, results: Results) -> list[str]:
         f"The change by block and head, seed {config.seeds[0]}:",
         table(["block, head", *forms], heads),
         "Loss on held-out text, in nats per token, of the trained model, and of it with its "
-        "matrices replaced by their fits, by those before training, and by shuffled ones:",
-        table(["matrices", "loss"], losses),
+        "matrices replaced by their fits, by those before training, and by shuffled ones. Beside "
+        "it, the loss with fits of the shuffled ones:",
+        table(["matrices", "loss", "of shuffled ones"], losses),
+        power(runs),
     ]
+
+
+def power(runs: Sequence[Numbers]) -> str:
+    """Say whether the losses tell fits of trained matrices from those of shuffled ones."""
+    loses = [[run["of_shuffled"][form] - run["losses"][form] for form in FORMS] for run in runs]
+    least, most = min(map(min, loses)), max(map(max, loses))
+    between = f"{least:+.3f} to {most:+.3f} nats more, by form and seed"
+    if least > 0:
+        return f"Fits of shuffled matrices lose {between}: training's places matter to the loss."
+    return (
+        f"Fits of shuffled matrices lose {between}: the loss does not tell them apart, so that fits "
+        "cost little says nothing about the forms."
+    )
 
 
 def draw(config: Settings, results: Results) -> Figure:

@@ -14,6 +14,7 @@ from research.experiments.matrices import (
     _unpacked,
     explained,
     fit_form,
+    power,
     shuffle,
 )
 from tests.unit.experiments.conftest import Experiment
@@ -103,4 +104,19 @@ def test_heads_are_fitted_and_shown(run_experiment: Experiment) -> None:
     assert first["losses"]["trained"] != first["losses"]["row"] != second["losses"]["row"]
     for name in (*FORMS, MIXED):
         assert f"\n| {name} | " in text
+    assert list(first["of_shuffled"]) == list(FORMS)
+    assert first["of_shuffled"]["row"] != first["losses"]["row"]
+    assert "\nFits of shuffled matrices lose " in text
     assert "\n| 2, 4 | " in text and "block 2, head 4" in picture
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "words"),
+    [
+        (4.3, "+0.100 to +0.100 nats more, by form and seed: training's places matter"),
+        (4.2, "+0.000 to +0.000 nats more, by form and seed: the loss does not tell them apart"),
+    ],
+)
+def test_losses_say_whether_they_tell_matrices_apart(shuffled: float, words: str) -> None:
+    run = {"losses": dict.fromkeys(FORMS, 4.2), "of_shuffled": dict.fromkeys(FORMS, shuffled)}
+    assert words in power([run, run])
