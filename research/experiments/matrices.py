@@ -250,8 +250,8 @@ def power(runs: Sequence[Numbers]) -> str:
     if least > 0:
         return f"Fits of shuffled matrices lose {between}: training's places matter to the loss."
     return (
-        f"Fits of shuffled matrices lose {between}: the loss does not tell them apart, so that fits "
-        "cost little says nothing about the forms."
+        f"Fits of shuffled matrices lose {between}: the loss does not tell them apart, so that "
+        "fits cost little says nothing about the forms."
     )
 
 
