@@ -35,7 +35,7 @@ from research.experiments.harness.learning_rates import (
     or_worst,
     search,
 )
-from research.experiments.harness.models import HEADS, REFERENCE
+from research.experiments.harness.models import HEADS, MULTIPLE, REFERENCE
 from research.experiments.harness.report import finish, spread, table
 from research.experiments.harness.result_cache import Numbers, digest, folder_of
 from research.experiments.harness.runner import (
@@ -70,7 +70,7 @@ from srm.training.problems.countdown import (
     Countdown,
     parse_prompt,
 )
-from srm.training.processes import in_order
+from srm.training.processes import in_order, processes
 from srm.training.questions.questions import Question, check_apart, read_questions
 from srm.training.schedule import count_factors
 from srm.training.settings import check_numbers
@@ -131,7 +131,12 @@ class CoverageFlags(ExperimentSettings, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, {"problems": 1, "samples": 1})
+        check_numbers(self, {"problems": 1, "samples": 1, "batch_tokens": 1})
+        for width in (self.d_model, self.transformer_width):
+            if width < 1 or width % MULTIPLE:
+                raise ValueError(f"widths must be multiples of {MULTIPLE}, got {width}")
+        if self.search_minutes <= 0:
+            raise ValueError(f"search_minutes must be above 0, got {self.search_minutes}")
         if not self.budgets or sorted({0.0, *self.budgets}) != [0.0, *self.budgets]:
             raise ValueError(f"budgets must rise from above 0, got {self.budgets}")
         are_questions = self.task == "questions"
@@ -612,7 +617,8 @@ def draw(config: Settings, results: Results) -> Figure:
 
 
 def run(config: Settings) -> Report:
-    """Run all cases."""
-    task = read_task(config)
+    """Run all cases. Raises ConfigError if there is no such device."""
+    with processes(config.device):
+        task = read_task(config)
     results = run_all(config, task)
     return results, page(config, results), draw(config, after(results, config.budgets[-1]))
