@@ -166,7 +166,8 @@ def measure(config: Settings, corpus: Corpus, seed: int) -> Numbers:
     stacks = dict(
         zip(KINDS, (trained, trained - untrained, untrained, shuffle(trained, seed)), strict=True)
     )
-    losses, of_shuffled = {"trained": took.pop("loss")}, {}
+    losses: dict[str, float] = {"trained": took.pop("loss")}
+    of_shuffled: dict[str, float] = {}
     shares: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
     for form in FORMS:
         fits = {kind: fit_form(stack, form) for kind, stack in stacks.items()}

@@ -71,11 +71,10 @@ class TransformerSampler:
         logits = self._next(prompts, caches).repeat_interleave(count, 0)
         for cache in caches:
             cache.expand(count, most)
-        made = {"device": self._device}
-        rows = torch.arange(len(logits), **made)
+        rows = torch.arange(len(logits), device=self._device)
         is_running = torch.ones_like(rows, dtype=torch.bool)
-        tokens = torch.full((len(logits), most), self._end, **made)
-        logprobs = torch.zeros(len(logits), most, **made)
+        tokens = torch.full((len(logits), most), self._end, device=self._device)
+        logprobs = torch.zeros(len(logits), most, device=self._device)
         for place in range(most):
             probabilities = logits.float().softmax(-1)
             drawn = torch.multinomial(probabilities, 1, generator=random)
