@@ -68,12 +68,11 @@ import http.client, os, sys; \
 c = http.client.HTTPConnection('127.0.0.1', int(os.environ['SRM_PORT']), timeout=4); \
 c.request('GET', '/ready'); \
 sys.exit(c.getresponse().status != 200)"]
-ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="srm" \
       org.opencontainers.image.description="Batch inference server for Structured Recurrent Mixers" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.version="0.3.0" \
       org.opencontainers.image.revision="${REVISION}"
 ENTRYPOINT ["srm"]
 CMD ["serve"]

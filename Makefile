@@ -147,8 +147,7 @@ gpu-kit-rehearsal: .venv/dev  ## the kit's calls at small sizes on a fake driver
 	$(BIN)/python -m pytest -q tests/fake_driver/test_kit.py
 
 image:  ## the container image, as `srm`; ENGINE=podman for another builder than docker
-	$(ENGINE) build -t srm --build-arg VERSION=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' server/routes/health.py) \
-	  --build-arg REVISION=$$(git rev-parse --short HEAD) .
+	$(ENGINE) build -t srm --build-arg REVISION=$$(git rev-parse HEAD) .
 
 deploy-check-lint: .venv/system  ## manifests, alerts, image and compose files, without running any of them
 	$(BIN)/python -m deploy.kubernetes.check

@@ -6,6 +6,8 @@
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.3.0"
+"""Of wheel, server, image and tag; tests hold the other places where it stands to it."""
 _HOMES = {
     "Engine": "srm.engine.python.offline",
     "SamplingParams": "srm.engine.messages",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 
+from srm import __version__
 from srm.errors import ConfigError, SRMError, did_you_mean
 from srm.logs import printable
 from srm.server.commands.standard_output import INTERRUPTED
@@ -163,9 +164,7 @@ def _run(command: str, args: list[str]) -> int:
         print(USAGE, end="")
         return 0
     if command == "--version":
-        from srm.server.routes.health import VERSION
-
-        print(f"srm {VERSION}")
+        print(f"srm {__version__}")
         return 0
     if command == "bench":
         return _bench(args)

@@ -37,6 +37,8 @@ case $reply in
 esac
 
 curl -sf "$url/metrics" | grep -q '^srm_' || fail "/metrics has no metric of srm"
+label=$("$engine" inspect --format '{{index .Config.Labels "org.opencontainers.image.version"}}' "$name")
+[ "$("$engine" exec "$name" srm --version)" = "srm $label" ] || fail "the label says version $label"
 [ "$("$engine" exec "$name" id -u)" != 0 ] || fail "the server's user is root"
 case $("$engine" logs "$name" 2>&1) in
   *compiling*) fail "a graph was compiled that should be in the image" ;;

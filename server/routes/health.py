@@ -32,8 +32,7 @@ from srm.server.schema.openapi import Operation
 
 HELD_S = 60.0
 """Least seconds for which a change of weights has let nothing start, after which that is said."""
-VERSION = "0.3.0"
-"""Version of this server, as in pyproject.toml."""
+VERSION = srm.__version__
 
 
 @functools.cache
