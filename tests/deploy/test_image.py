@@ -127,9 +127,14 @@ def test_the_build_gets_all_that_the_wheel_has_and_the_locks() -> None:
     ("schema", "path"),
     [
         ("compose-spec", "compose.yaml"),
+        ("citation-file-format", "CITATION.cff"),
         *(
-            ("github-workflows", str(path.relative_to(ROOT)))
-            for path in sorted((ROOT / ".github/workflows").glob("*.yml"))
+            (schema, str(path.relative_to(ROOT)))
+            for schema, folder in (
+                ("github-workflows", "workflows"),
+                ("github-issue-forms", "ISSUE_TEMPLATE"),
+            )
+            for path in sorted((ROOT / ".github" / folder).glob("*.yml"))
         ),
     ],
 )

@@ -49,7 +49,7 @@ MOST = {
     "lines: research and deploy": 14_600,
     "lines: tests": 73_100,
     "words by hand": 46_000,
-    "entries at the top": 27,
+    "entries at the top": 28,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
 
