@@ -10,6 +10,7 @@ JOBS ?= 2
 UV ?= $(shell command -v uv 2>/dev/null)
 COUNT ?= 60
 SEED ?= 14
+BASE ?= main
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install --progress-bar on)
 PARALLEL = -n $(JOBS) --dist worksteal
 BIN := .venv/bin
@@ -19,7 +20,7 @@ MOJO := mojo_kernels
 unexport PYTHONDONTWRITEBYTECODE  # set in many images: each process of a test would compile all that it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz measures mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load-setup load attack peers-setup peers docs locks graphs wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-fast test-all test-gpu test-clients fuzz measures mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load-setup load attack peers-setup peers docs locks graphs wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,6 +76,9 @@ types: .venv/dev  ## mypy --strict
 
 test: .venv/system  ## all tests but the slow ones and those that need a GPU
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu and not clients"
+
+test-fast: .venv/dev  ## the quick tests of what changed since BASE=main, in under a minute
+	@BASE=$(BASE) $(BIN)/python -m tests.tools.changed
 
 test-all: .venv/system  ## the slow ones too
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not clients"

@@ -35,6 +35,4 @@ def test_a_release_has_one_paper_and_one_licence() -> None:
     paper = CITATION["preferred-citation"]
     assert PROJECT["urls"] == {"Paper": paper["url"]}
     assert PROJECT["license"] == CITATION["license"]
-    assert [author["name"] for author in PROJECT["authors"]] == [
-        author["name"] for author in CITATION["authors"]
-    ]
+    assert PROJECT["authors"] == CITATION["authors"]
