@@ -8,9 +8,18 @@ Nothing in `engine` imports this.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, closing, contextmanager
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +31,9 @@ from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import make_runner
 from srm.engine.messages import SamplingParams, count_alternatives
 from srm.engine.process.engine import Engine as SteppedEngine
-from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
-from srm.engine.python.request_output import Completion, Generated
+from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn, naming
+from srm.engine.python.request_output import Completion, CompletionPart, Generated
+from srm.engine.python.token_streams import TokenStreams
 from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.steps.batch import I32
 from srm.engine.weights.checkpoint import load_checkpoint
@@ -33,10 +43,10 @@ from srm.errors import (
     EngineUnavailable,
     InvalidRequest,
     Overloaded,
-    RequestError,
     in_words,
     show_value,
 )
+from srm.progress import show_progress
 from srm.settings import build_struct
 
 _DEFAULTS = SamplingParams()
@@ -63,7 +73,8 @@ class GenerateProgress(NamedTuple):
 
 
 class Engine:
-    """A model, ready to complete prompts. Not thread-safe; one `generate` or `stream` at a time."""
+    """A model, ready to complete prompts. Not thread-safe; one `generate` or `stream` at a time, or
+    any number of `stream_tokens`."""
 
     def __init__(self, model: str | Path = DEMO_MODEL, **settings: Any) -> None:
         """Load a model folder and its step graph, compiled now or before. `settings` are those of
@@ -87,11 +98,12 @@ class Engine:
 
     def _take(self, steps: SteppedEngine, config: EngineConfig, close: Callable[[], None]) -> None:
         self._steps: SteppedEngine | None = steps
-        self._config = config
         self._close = close
         self._step_rows, _ = config.step_limits(steps.model)
         self._is_busy = False
         self._tokenizer = FolderTokenizer(config.model)
+        self._step = steps.step_overlapped if config.overlap else steps.step
+        self._streams = TokenStreams(steps, self._step, self._tokenizer)
 
     def generate(
         self,
@@ -99,12 +111,14 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] = _DEFAULTS,
         *,
         on_progress: Callable[[GenerateProgress], None] | None = None,
+        progress: bool = True,
     ) -> list[Generated]:
         """Complete every prompt, in the order given; one text alone is one prompt.
 
         `params` are all prompts' or one for each. A seed is that of every prompt that has it: equal
         prompts with equal parameters have equal completions. `on_progress` is called after every
-        step. Raises RequestError, which names the prompt at fault; nothing is left running then.
+        step; without it, a terminal shows a bar on standard error unless `progress` is False.
+        Raises RequestError, which names the prompt at fault; nothing is left running then.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
         each = list(_checked(params, len(given)))
@@ -118,15 +132,20 @@ class Engine:
 
         def report() -> None:
             scheduler = steps.scheduler
+            tokens = scheduler.latencies.num_sampled - before
+            tell(finished, f"{tokens:,} tokens")
             if on_progress is not None:
-                tokens = scheduler.latencies.num_sampled - before
                 on_progress(GenerateProgress(finished, total, tokens, scheduler.table.num_owned))
 
         asked = list(in_turn(zip(given, _counted(each, steps), strict=True), self._tokenizer))
         for pending in asked:  # so that none is refused once others have been generated
             with naming(pending):
                 steps.scheduler.check(pending.request)
-        with closing(self._run(steps, iter(asked), report)) as completions:
+        is_shown = progress and on_progress is None and sys.stderr.isatty()
+        with (
+            show_progress("generating", total, is_shown=is_shown) as tell,
+            closing(self._run(steps, iter(asked), report)) as completions,
+        ):
             for prompt, made in completions:
                 finished += 1
                 generateds[prompt.number].completions.append(made)
@@ -154,11 +173,31 @@ class Engine:
             for _, made in completions:
                 yield made
 
+    async def stream_tokens(
+        self, prompt: Prompt, params: SamplingParams = _DEFAULTS
+    ) -> AsyncGenerator[CompletionPart, None]:
+        """Yield a prompt's new tokens as they are sampled, of all its samples as they come.
+
+        Any number of tasks of one event loop may do so at once; steps run in a thread. Closing the
+        iterator, or cancelling its task, frees the slots. Raises as `stream`; StepFailed if the
+        device fails, and EngineUnavailable once the engine is closed.
+        """
+        steps = self._open(is_shared=True)
+        each = _counted(map(_streamed, _checked(params, 1)), steps)
+        (pending,) = in_turn(zip([prompt], each, strict=True), self._tokenizer)
+        async with aclosing(self._streams.read(pending)) as parts:
+            async for part in parts:
+                yield part
+
     def close(self) -> None:
         """Free the model's memory; nothing can be generated any more."""
         if self._steps is not None:
             self._steps = None
-            self._close()
+            try:
+                with _uninterrupted():
+                    self._streams.close()
+            finally:
+                self._close()
 
     def __enter__(self) -> Engine:
         return self
@@ -166,13 +205,16 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> SteppedEngine:
+    def _open(self, is_shared: bool = False) -> SteppedEngine:
+        """Return the engine for one call alone, or for another token stream."""
         if self._steps is None:
             raise EngineUnavailable("this engine was closed")
-        if self._is_busy:
+        if self._is_busy or (self._streams.is_open and not is_shared):
             raise EngineUnavailable(
-                "another generate() or stream() of this engine has not ended: close() the iterator"
+                "another generate() or stream of this engine has not ended: close() the iterator"
             )
+        if not is_shared:
+            self._streams.drain()
         return self._steps
 
     def _run(
@@ -181,7 +223,6 @@ class Engine:
         """Yield completions as they end. Takes no more prompts than steps have use for."""
         running: dict[str, PendingPrompt] = {}
         decode = self._tokenizer.decode
-        step = steps.step_overlapped if self._config.overlap else steps.step
         self._is_busy = True
         try:
             upcoming = next(asked, None)
@@ -190,14 +231,14 @@ class Engine:
                     running[upcoming.request.id] = upcoming
                     upcoming = next(asked, None)
                 with _uninterrupted():
-                    outputs = step()
-                after_step()
+                    outputs = self._step()
                 for output in outputs:
                     pending = running[output.id]
                     if (made := pending.add_output(output, decode)) is not None:
                         if not pending.unfinished:
                             del running[output.id]
                         yield pending, made
+                after_step()
         finally:
             self._is_busy = False  # whatever a broken device does below
             with _uninterrupted():
@@ -217,17 +258,6 @@ class Engine:
         except Overloaded:
             return False
         return True
-
-
-@contextmanager
-def naming(asked: PendingPrompt) -> Iterator[None]:
-    """Have a RequestError of the block name the prompt."""
-    try:
-        yield
-    except RequestError as error:
-        error.message = f"prompt {asked.number}: {error.message}"
-        error.args = (error.message,)
-        raise
 
 
 def _checked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -13,7 +14,7 @@ from srm.engine.messages import PROMPT, Output, Request, SamplingParams, join
 from srm.engine.python.request_output import Completion, Decode, Generated, token_scores
 from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.steps.batch import I32
-from srm.errors import InvalidRequest, show_value
+from srm.errors import InvalidRequest, RequestError, show_value
 
 Prompt = str | Sequence[int] | I32  # a text, or token ids
 _AT_ONCE = 64  # prompts that are read and tokenized together
@@ -97,3 +98,14 @@ def _as_bytes(token_ids: Any, number: int) -> bytes:
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < 2**31:
         raise InvalidRequest(f"prompt {number} has ids beyond 0 … 2**31 - 1", "prompts")
     return ids.astype("<i4").tobytes()
+
+
+@contextmanager
+def naming(asked: PendingPrompt) -> Iterator[None]:
+    """Have a RequestError of the block name the prompt."""
+    try:
+        yield
+    except RequestError as error:
+        error.message = f"prompt {asked.number}: {error.message}"
+        error.args = (error.message,)
+        raise

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from srm.engine.messages import FinishReason, Output
 from srm.engine.steps.batch import F32, I32
+from srm.errors import ConfigError
 
-Decode = Callable[[I32], str | None]
-"""Decodes token ids to text; None for a model without a tokenizer."""
+Decode = Callable[[I32], str]
+"""Decodes token ids to text. Raises InvalidRequest for a model without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +52,9 @@ class Completion:
     decode: Decode = field(repr=False)
 
     @property
-    def text(self) -> str | None:
-        """The text without the token that ended it and without special tokens; None for a model
-        without a tokenizer. Decoded anew each time."""
+    def text(self) -> str:
+        """The text without the token that ended it and without special tokens, decoded anew each
+        time. Raises InvalidRequest for a model without a tokenizer."""
         ids = self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
         return self.decode(ids)
 
@@ -59,6 +62,23 @@ class Completion:
     def logprobs(self) -> F32 | None:
         """f32[tokens], if asked for."""
         return None if self.scores is None else self.scores.logprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletionPart:
+    """New tokens of one sample."""
+
+    index: int
+    """Index of the sample among those of the prompt, 0 … n - 1."""
+    token_ids: I32
+    """i32[tokens], read-only; includes the token that ended it."""
+    text: str
+    """The text that they add: a character comes with its last token. Those of a sample, joined, are
+    its text; empty for a model without a tokenizer."""
+    finish_reason: FinishReason | None
+    """As a Completion's, in the sample's last part; None before."""
+    scores: TokenScores | None
+    """Scores of the tokens, if `logprobs` asked for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +91,36 @@ class Generated:
     prompt_scores: TokenScores | None = None
     """Scores of the prompt's tokens from `prompt_logprobs_start` on, never of the first, if
     `prompt_logprobs` asked for them."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the completions as a stream of Arrow, which `pyarrow.table(generated)` and other
+        libraries of tables read: `prompt`, `index`, `token_ids`, `finish_reason` and, where they
+        were asked for, `logprobs`. Raises ConfigError if pyarrow is not installed."""
+        try:
+            arrow = import_module("pyarrow")
+        except ImportError:
+            raise ConfigError(
+                "Arrow needs pyarrow, which is not installed: pip install pyarrow"
+            ) from None
+        made = self.completions
+        ends = np.cumsum([0, *(len(completion.token_ids) for completion in made)])
+
+        def lists(arrays: list[I32] | list[F32], kind: Any) -> Any:
+            joined = np.concatenate([np.empty(0, kind), *arrays], dtype=kind)
+            return arrow.LargeListArray.from_arrays(arrow.array(ends), arrow.array(joined))
+
+        columns = {
+            "prompt": arrow.array([completion.prompt for completion in made], "int32"),
+            "index": arrow.array([completion.index for completion in made], "int32"),
+            "token_ids": lists([completion.token_ids for completion in made], np.int32),
+            "finish_reason": arrow.array(
+                [completion.finish_reason for completion in made], "string"
+            ),
+        }
+        scores = [each.logprobs for each in made if each.logprobs is not None]
+        if scores:
+            columns["logprobs"] = lists(scores, np.float32)
+        return arrow.table(columns).__arrow_c_stream__(requested_schema)
 
 
 def token_scores(whole: Output) -> TokenScores:

@@ -26,16 +26,21 @@ class FolderTokenizer:
         InvalidRequest where there is no tokenizer, CheckpointError where it is none."""
         return [np.array(ids, np.int32) for ids in self._load().encode(texts)]
 
-    def decode(self, token_ids: I32) -> str | None:
-        """Return the text of token ids, without special tokens; None without a tokenizer."""
-        if self._tokenizer is None and not self._path.exists():
-            return None
+    @property
+    def exists(self) -> bool:
+        """Whether there is a tokenizer."""
+        return self._tokenizer is not None or self._path.exists()
+
+    def decode(self, token_ids: I32) -> str:
+        """Return the text of token ids, without special tokens. Raises as `encode`."""
         tokenizer = self._load().tokenizer
         return str(tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
     def _load(self) -> TextEncoder:
         if self._tokenizer is None:
             if not self._path.exists():
-                raise InvalidRequest("prompts must be token ids: this model has no tokenizer")
+                raise InvalidRequest(
+                    "prompts and completions are token ids alone: this model has no tokenizer"
+                )
             self._tokenizer = TextEncoder(read_tokenizer(self._path))
         return self._tokenizer

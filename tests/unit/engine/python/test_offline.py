@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import itertools
 import signal
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import pyarrow
 import pytest
 
 import srm
@@ -17,7 +21,7 @@ from srm.engine.config import EngineConfig
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.offline import Engine, GenerateProgress
-from srm.engine.python.request_output import Completion
+from srm.engine.python.request_output import Completion, Generated
 from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.steps.batch import Batch
 from srm.errors import (
@@ -67,7 +71,7 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
 def test_it_gives_what_the_server_gives(llm: Engine, server: Server) -> None:
     assert (srm.Engine, srm.SamplingParams) == (Engine, SamplingParams)
     with pytest.raises(AttributeError, match="no attribute 'Scheduler'"):
-        srm.Scheduler  # noqa: B018
+        srm.Scheduler  # type: ignore[attr-defined]  # noqa: B018
     prompts = ["the cat", "the other mat", ""]
     given: dict[str, Any] = {"n": 3, "max_tokens": 40, "seed": 2**63 + 1, "logprobs": 2}
     reply = complete(server, prompt=prompts, return_token_ids=True, temperature=1.5, **given)
@@ -262,9 +266,60 @@ def test_progress_ends_with_everything(llm: Engine) -> None:
     result = llm.generate(["the cat", "a"], params, on_progress=progresses.append)
     num_tokens = sum(len(ids) for each in result for ids in tokens(each.completions))
     last, finished = progresses[-1], [progress.finished for progress in progresses]
-    assert (last.total, last.tokens, last.running) == (40, num_tokens, 0)
+    assert last == (40, 40, num_tokens, 0)
     assert 0 < max(progress.running for progress in progresses) <= SLOTS
     assert finished == sorted(finished)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar(llm: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    given = [["the cat"], SamplingParams(n=9, max_tokens=6, ignore_eos=True)]
+    for is_terminal, options, is_shown in (
+        (True, {}, True),
+        (True, {"progress": False}, False),
+        (True, {"on_progress": lambda _: None}, False),
+        (False, {}, False),
+    ):
+        stderr = Terminal() if is_terminal else io.StringIO()
+        monkeypatch.setattr(sys, "stderr", stderr)
+        llm.generate(*given, **options)  # type: ignore[arg-type]
+        shown = stderr.getvalue()
+        assert ("generating" in shown and "100%" in shown and "54 tokens" in shown) == is_shown
+        assert is_shown or not shown.replace("\x1b[?25l", "").strip("\n\x1b[?25h")
+
+
+def test_results_are_views_and_a_table_of_arrow(
+    llm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(n=3, max_tokens=9, logprobs=0)
+    _, generated = llm.generate(["a", "the cat"], params)
+    for made in generated.completions:
+        for array in (made.token_ids, made.logprobs):
+            assert array is not None and isinstance(array.base, bytes)
+            assert not array.flags.writeable
+    table = pyarrow.table(generated)
+    assert table.to_pylist() == [
+        {
+            "prompt": 1,
+            "index": index,
+            "token_ids": made.token_ids.tolist(),
+            "finish_reason": made.finish_reason,
+            "logprobs": made.logprobs.tolist() if made.logprobs is not None else None,
+        }
+        for index, made in enumerate(generated.completions)
+    ]
+    assert table.schema.field("token_ids").type == pyarrow.large_list(pyarrow.int32())
+    (plain,) = llm.generate(["a"])
+    assert "logprobs" not in pyarrow.table(plain).column_names
+    assert len(pyarrow.table(Generated(plain.prompt_token_ids, []))) == 0
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="needs pyarrow, which is not installed"):
+        plain.__arrow_c_stream__()
 
 
 def test_begins_no_more_prompts_than_a_step_has_rows(llm: Engine) -> None:
@@ -338,7 +393,10 @@ def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(
 def test_without_a_tokenizer_there_are_ids(text_model: Path, tmp_path: Path) -> None:
     with make(tmp_path)[0] as nameless:
         (result,) = nameless.generate([[5, 6]])
-        assert result.completions[0].text is None
+        with pytest.raises(InvalidRequest, match="this model has no tokenizer"):
+            result.completions[0].text  # noqa: B018
+        parts = asyncio.run(anext(nameless.stream_tokens([5, 6])))
+        assert (parts.text, len(parts.token_ids)) == ("", 1)
         with pytest.raises(InvalidRequest, match="this model has no tokenizer"):
             nameless.generate(["the cat"])
     (tmp_path / "tokenizer.json").write_text("{}")
