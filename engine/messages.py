@@ -45,14 +45,19 @@ MAX_BIAS = 100.0  # largest bias of a token, of either sign
 PROMPT = -1  # index of the Outputs that are about the prompt and not about a completion of it
 
 
-class _Spelled(msgspec.StructMeta):
-    """Metaclass of structs that users make: refuses an unknown argument with the nearest field."""
+_Made = TypeVar("_Made")
 
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
-        for name in fields.keys() - cls.__struct_fields__:
-            near = did_you_mean(name, cls.__struct_fields__)
+
+class _Spelled(msgspec.StructMeta):
+    """Metaclass of structs that users make: refuses an unknown argument with the nearest field.
+    Returning the class's own type is what has pyright check the fields."""
+
+    def __call__(cls: type[_Made], *args: Any, **fields: Any) -> _Made:
+        names = cls.__struct_fields__  # type: ignore[attr-defined]  # a metaclass of structs alone
+        for name in fields.keys() - names:
+            near = did_you_mean(name, names)
             raise TypeError(f"{name!r} is not a field of {cls.__name__}{near}")
-        return super().__call__(*args, **fields)
+        return super().__call__(*args, **fields)  # type: ignore[misc, no-any-return]
 
 
 class SamplingParams(

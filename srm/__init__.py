@@ -1,6 +1,7 @@
 """A batch inference server for Structured Recurrent Mixers. Importing the package costs nothing.
 
 `from srm import Engine, SamplingParams` is the Python API; its file is read when asked for.
+Type checkers and editors read `__init__.pyi`.
 """
 
 from importlib import import_module
@@ -11,7 +12,10 @@ __version__ = "0.3.0"
 _HOMES = {
     "Engine": "srm.engine.python.offline",
     "SamplingParams": "srm.engine.messages",
+    "GenerateProgress": "srm.engine.python.offline",
     "Completion": "srm.engine.python.request_output",
+    "CompletionPart": "srm.engine.python.request_output",
+    "TokenScores": "srm.engine.python.request_output",
     "Generated": "srm.engine.python.request_output",
     "json_constraint": "srm.engine.constraints.constraint",
     "regex_constraint": "srm.engine.constraints.constraint",
@@ -20,7 +24,9 @@ _HOMES = {
     "RequestError": "srm.errors",
     "ConfigError": "srm.errors",
     "CheckpointError": "srm.errors",
+    "EngineError": "srm.errors",
 }
+__all__ = [*_HOMES]  # noqa: PLE0604 - its names are known
 
 
 def __getattr__(name: str) -> Any:
