@@ -15,3 +15,5 @@ from srm.errors import CheckpointError as CheckpointError
 from srm.errors import ConfigError as ConfigError
 from srm.errors import EngineError as EngineError
 from srm.errors import RequestError as RequestError
+
+__version__: str
