@@ -187,6 +187,9 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     """The name that its client gave it, for `EndRequests`; other requests may have the same one."""
     salt: str = ""
     """Kept states of prompts are only used among requests of the same salt."""
+    first_wave: int = 0
+    """Completions start in order, so many at first and two more for each that has ended: for who
+    may soon want no more of them. 0: all start as soon as there are slots."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
@@ -439,7 +442,7 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     running: int
     """Sequences that hold a slot."""
     waiting: int
-    """Sequences accepted and not yet started."""
+    """Sequences accepted and not yet started, but for those that no first wave lets start yet."""
     max_waiting: int
     """Most of these; a caller that asks for more at once can never be served."""
     retry_after_s: int

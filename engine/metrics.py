@@ -112,7 +112,10 @@ SEQUENCES = _labelled(
     ("stop", "length", "error", "abort"),
 )
 RUNNING = _gauge("srm_engine_running_sequences", "Sequences that hold a slot.")
-WAITING = _gauge("srm_engine_waiting_sequences", "Sequences accepted and not yet started.")
+WAITING = _gauge(
+    "srm_engine_waiting_sequences",
+    "Sequences accepted and not yet started, but for those that `until` holds back.",
+)
 TABLE_BYTES = _gauge("srm_engine_table_bytes", "Bytes of the tables of running constraints.")
 GRAMMAR_BYTES = _gauge(
     "srm_engine_grammar_bytes",
@@ -185,7 +188,7 @@ SEQUENCE_SECONDS = _seconds(
 SEQUENCE_QUEUE_SECONDS = _seconds(
     "srm_engine_sequence_queue_seconds",
     "From a request's arrival to the start of its prefill or, of sequences that find no slot after "
-    "it, to their slot.",
+    "it or that `until` held back, to their slot.",
 )
 SEQUENCE_PREFILL_SECONDS = _seconds(
     "srm_engine_sequence_prefill_seconds", "From then to the first token, of each sequence."

@@ -78,6 +78,7 @@ BENCHMARKS = {
     "kernels": "research.bench.engine.kernels",
     "engine": "research.bench.engine.throughput",
     "prefill": "research.bench.engine.prefill",
+    "until": "research.bench.engine.until",
     "host": "research.bench.host.host",
     "replays": "research.bench.host.replays",
     "profile": "research.bench.gpu.profile",

@@ -107,11 +107,13 @@ class Spread:
             engines = self.choose(request, most) or [0]  # which then refuses it
         if len(engines) == 1:
             return [Part(request, place, engines[0], None, 1)]
-        divided = []
+        # A wave too is all engines' together.
+        wave = -(-request.first_wave // len(engines))
+        own, divided = msgspec.structs.replace(request, first_wave=wave), []
         for part, engine in enumerate(engines):
             samples = np.arange(part, params.n, len(engines))
             name = f"{request.id}#{part}" if part else request.id
-            divided.append(Part(_only(request, name, samples), place, engine, samples, 1))
+            divided.append(Part(_only(own, name, samples), place, engine, samples, 1))
         return divided
 
     def choose(self, request: Request, most: int, without: int = -1) -> list[int]:

@@ -89,6 +89,10 @@ def _check_turn(request: Request) -> None:
                 f"{name} must be -{MAX_PRIORITY} … {MAX_PRIORITY}, got {getattr(request, name)}",
                 name,
             )
+    if request.first_wave < 0:
+        raise InvalidRequest(
+            f"first_wave must be at least 0, got {request.first_wave}", "first_wave"
+        )
     if request.durable and request.emit == "tokens":
         raise InvalidRequest("durable must be false where emit is tokens, got true", "durable")
 
@@ -253,6 +257,8 @@ class RequestRegistry:
                 finished.append(group.request.id)
                 self._latencies.finish(group)
                 self._forget(group)
+            elif group.unstarted:
+                self._admission.go_on(group)
         return finished
 
     def _forget(self, group: SequenceGroup) -> None:

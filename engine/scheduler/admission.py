@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -44,10 +44,13 @@ class Admission:
     latencies: Latencies
     max_tokens: int
     shares: FairShares = field(default_factory=FairShares)
-    num_waiting: int = 0  # sequences accepted and not started
+    num_waiting: int = 0  # sequences accepted and not started that may start now
+    num_left: int = 0  # sequences that ever started, or were dropped before
     waiting_bytes: int = 0  # of requests that have sequences to start
     waiting: FairQueue = field(default_factory=FairQueue)  # for a slot to prefill into
     forking: FairQueue = field(default_factory=FairQueue)  # prefilled, for slots to start in
+    paced: dict[SequenceGroup, None] = field(default_factory=dict)
+    """Groups in no line, since enough of their sequences run: more may start as these end."""
     prefill: Prefill = field(init=False)
     refeed: Refeed = field(init=False)
     is_held: bool = False  # only what is parked gets slots
@@ -75,9 +78,23 @@ class Admission:
         """Accept a group: those of its sequences that are to start wait for slots."""
         group.share = self.shares.enter(group.request)
         if group.unstarted:
-            self.waiting.push(group)
-            self._count_waiting(group, group.unstarted)
+            self.line_up(self.waiting, group)
+            self._count_waiting(group, group.startable)
             self._count_bytes(group, group.num_bytes)
+
+    def line_up(self, line: FairQueue, group: SequenceGroup) -> None:
+        """Put a group in a line; or aside, while none of its sequences may start."""
+        if group.startable:
+            line.push(group)
+        else:
+            self.paced[group] = None
+
+    def go_on(self, group: SequenceGroup) -> None:
+        """Let more sequences of a group start, where some of it have ended."""
+        self._count_waiting(group, group.startable)
+        if group in self.paced and group.startable:
+            del self.paced[group]
+            (self.waiting if group.num_unprefilled else self.forking).push(group)
 
     def waiting_before(self, priority: int) -> int:
         """Number of waiting sequences of this priority or a higher one."""
@@ -96,11 +113,13 @@ class Admission:
         """Take the group out of everything and free its slots at once."""
         for line in (self.waiting, self.forking):
             line.discard(group)
+        self.paced.pop(group, None)
         if group is self._yielding:
             self._yielding = None
         self.prefill.drop(group)
         self.parking.drop(group, self.parking.indices(group))
-        self._count_waiting(group, -group.unstarted)
+        self._count_waiting(group, 0)
+        self.num_left += group.unstarted
         if group.unstarted:
             self._count_bytes(group, -group.num_bytes)
         slots = group.slots[: group.reach]
@@ -112,11 +131,13 @@ class Admission:
     def start_no_more(self, group: SequenceGroup, count: int) -> None:
         """Drop the last `count` of the sequences that a group has yet to start."""
         group.to_start -= count
-        self._count_waiting(group, -count)
+        self._count_waiting(group, group.startable)
+        self.num_left += count
         if not group.unstarted:
             self._count_bytes(group, -group.num_bytes)
             self.waiting.discard(group)
             self.forking.discard(group)
+            self.paced.pop(group, None)
             if not group.unforked:
                 self.prefill.drop(group)
 
@@ -130,24 +151,24 @@ class Admission:
         others = np.concatenate([runs, self.parking.indices(group)])
         was_unstarted = group.unstarted
         group.start_anew(np.setdiff1d(indices, others))
-        self._count_waiting(group, group.unstarted - was_unstarted)
+        self._count_waiting(group, group.startable)
         if was_unstarted or not group.unstarted:
             return others
         self._count_bytes(group, group.num_bytes)
         if group.unforked:
-            self.forking.push(group)
+            self.line_up(self.forking, group)
             return others
         group.prefilled, group.cached, group.state_slot = 0, 0, NO_SLOT
         group.prefix, group.awaited = None, None
         group.fills.clear()
-        self.waiting.push(group)
+        self.line_up(self.waiting, group)
         return others
 
     def prefill_again(self, group: SequenceGroup) -> None:
         """Feed a group's prompt again, for the sequences that it has yet to start."""
         self.forking.discard(group)
         self.prefill.forget(group)
-        self.waiting.push(group)
+        self.line_up(self.waiting, group)
 
     def feed_again(self, group: SequenceGroup) -> None:
         """Feed again all of a group that is under way: prompts from their first token on, and what
@@ -168,7 +189,10 @@ class Admission:
             self.waiting.discard(group)
             self.prefill.drop(group)
             self.prefill.forget(group)
-            (self.prefill if is_fed_in_slot else self.waiting).push(group)
+            if is_fed_in_slot:
+                self.prefill.push(group)
+            else:
+                self.line_up(self.waiting, group)
         self.refeed.begin(group, runs)
 
     def admit(self) -> None:
@@ -221,7 +245,7 @@ class Admission:
         priority = share.tier.priority
         count = share.parked if above == EVERY else self.parking.count(share, above)
         forking = self.forking.get_queue(priority).list_groups(share)
-        count += sum(group.unstarted for group in takewhile(_precede(above), forking))
+        count += sum(group.startable for group in takewhile(_precede(above), forking))
         room, prefixes = self.room, self.prefixes.num_available
         for group in takewhile(
             _precede(above), self.waiting.get_queue(priority).list_groups(share)
@@ -229,7 +253,7 @@ class Admission:
             if count >= limit or self._is_blocked(group, room):
                 break
             if not group.num_unprefilled:
-                count += group.unstarted
+                count += group.startable
             elif not group.needs_prefix:
                 count += 1
             elif prefixes:
@@ -296,28 +320,39 @@ class Admission:
 
     def _give_up_prefix(self, share: FairShare) -> bool:
         """Have a group give up the state of its prompt for this share, and feed it again when it is
-        its turn; returns whether the slot is free now. The group is of lower priority, or of a
-        share with more than twice the states, and has made use of its state or can make none."""
+        its turn; returns whether the slot is free now."""
+        for group in () if self._yielding else self._givers(share):
+            if group.prefix and group.prefix.pins == 1:
+                self.forking.discard(group)
+                self.paced.pop(group, None)
+                self._yielding = group
+                return self._yield()
+        return False
+
+    def _givers(self, share: FairShare) -> Iterator[SequenceGroup]:
+        """Yield groups that may have to give up their state for this share: of lower priority, or
+        of a share with more than twice the states, that have made use of it or can make none."""
         priority = share.tier.priority
+
+        def is_poor(other: FairShare) -> bool:
+            if other.tier.priority != priority:
+                return other.tier.priority > priority
+            return other is share or bool(share.pins and other.pins <= 2 * (share.pins + 1))
+
+        paced = [group for group in self.paced if not is_poor(group.share)]
+        yield from sorted(paced, key=lambda group: (group.share.tier.priority, -group.share.pins))
         for lower in reversed(self.forking.priorities):
-            if lower > priority or self._yielding:
-                break
             line = self.forking.get_queue(lower)
             for rich in sorted(line.shares(), key=lambda share: -share.pins):
-                if lower == priority and (
-                    rich is share or (share.pins and rich.pins <= 2 * (share.pins + 1))
-                ):
+                if is_poor(rich):
                     continue
                 groups = list(line.list_groups(rich))
                 # The last in line, or else the first, whose started sequences soon have a row.
                 idle = [group for group in reversed(groups) if not group.unforked]
                 for group in idle + [group for group in groups if group.unforked]:
                     is_used = group.started > group.begun_at or rich.load > share.load
-                    if group.prefix and group.prefix.pins == 1 and (lower < priority or is_used):
-                        self.forking.discard(group)
-                        self._yielding = group
-                        return self._yield()
-        return False
+                    if lower < priority or is_used:
+                        yield group
 
     def _yield(self) -> bool:
         """Free the prefix of the group that gives it up, once all its started sequences read it."""
@@ -352,13 +387,13 @@ class Admission:
 
     def _start(self, group: SequenceGroup) -> None:
         """Start sequences of a prefilled group, as many as its share is to have now."""
-        count = min(group.unstarted, self._portion(group))
+        count = min(group.startable, self._portion(group))
         if count:
             slots = self.table.assign_slots(group, count)
             self.table.is_running[slots] = True
             self._count_started(group, slots)
         if group.unstarted:
-            self.forking.push(group)
+            self.line_up(self.forking, group)
 
     def _resume(self, group: SequenceGroup) -> None:
         """Give slots to parked sequences of a group, as many as its share is to have now."""
@@ -393,8 +428,10 @@ class Admission:
             return free
         return min(free, math.ceil(free * share.weight / (share.weight + others) / 2))
 
-    def _count_waiting(self, group: SequenceGroup, more: int) -> None:
-        priority = group.request.priority
+    def _count_waiting(self, group: SequenceGroup, count: int) -> None:
+        """Count `count` of its sequences as waiting for slots, and no others."""
+        priority, more = group.request.priority, count - group.waiting
+        group.waiting = count
         self.num_waiting += more
         if more:
             add_to(self._waiting_at, priority, more)
@@ -407,7 +444,8 @@ class Admission:
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
         self.latencies.start(group, slots)
         group.start(slots)
-        self._count_waiting(group, -len(slots))
+        self._count_waiting(group, group.startable)
+        self.num_left += len(slots)
         self.shares.own(group.share, group.request.precedence, len(slots))
         if not group.unstarted:
             self._count_bytes(group, -group.num_bytes)

@@ -78,7 +78,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences accepted and not started; what is parked does not count."""
+        """Sequences that wait to start in a slot; neither what is parked counts, nor what waits
+        for others of its request to end."""
         return self.admission.num_waiting
 
     @property
@@ -93,7 +94,7 @@ class Scheduler:
     @property
     def num_left(self) -> int:
         """Sequences that have ever left the queue: started, or dropped with their request."""
-        return self._next_id - self.num_waiting
+        return self.admission.num_left
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self.registry.by_id
@@ -117,23 +118,22 @@ class Scheduler:
         Its samples in `parked`, if they can, go on from there. If it repeats a durable one that
         runs, it takes over what runs; then no step may be under way when the next one is scheduled.
         """
-        group, count, limit = self.check(request), request.params.n, self._config.max_waiting
+        group, limit = self.check(request), self._config.max_waiting
         running = self.registry.by_id.get(request.id)
         if running is not None:
             if not self.is_sent_again(request):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
             # Its sender knows none of its tokens.
             self.admission.shares.weigh(running.share, request.weight)
-            running.request, running.unfinished = request, count
+            running.request, running.unfinished = request, request.params.n
             self.registry.report_again(running, self.admission.begin_again(running))
             return
         if parked and group.is_resumable:
             check_fits(group, parked)
-            group.start_anew(np.setdiff1d(np.arange(count), parked.indices))
-            count = group.unstarted
+            group.start_anew(np.setdiff1d(np.arange(request.params.n), parked.indices))
         else:
             parked = None
-        share = self.admission.shares.find(request)
+        count, share = group.startable, self.admission.shares.find(request)
         waiting = self.admission.waiting_before(request.priority + 1)
         waiting += share.waiting_before(request.precedence) if share else 0
         if waiting + count > limit:
@@ -238,6 +238,8 @@ class Scheduler:
         table.free(slots)
         self.admission.shares.own(group.share, group.request.precedence, -len(slots))
         group.unfinished -= count
+        if group.unstarted:
+            self.admission.go_on(group)
         return count
 
     def _stop_parked(self, group: SequenceGroup, indices: I32, cut: int | None) -> int:
@@ -390,7 +392,7 @@ class Scheduler:
             if not group.max_outputs:
                 continue  # it only wants scores
             if group.needs_prefix:
-                admission.forking.push(group)
+                admission.line_up(admission.forking, group)
             else:
                 self.table.is_running[group.slot] = True
         # Only now, so that no row of this batch can have been given a slot that another one reads.

@@ -48,6 +48,7 @@ class SequenceGroup:
     """Sequences that start anew: all n, but for a cut and for those that were parked."""
     started: int = 0  # how many of these were given a slot
     begun_at: int = 0  # how many were when its prompt was last begun
+    waiting: int = 0  # how many are counted as waiting for slots
     fresh: I64 | None = None
     """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
     share: FairShare = field(init=False)
@@ -95,6 +96,17 @@ class SequenceGroup:
     @property
     def unstarted(self) -> int:
         return self.to_start - self.started
+
+    @property
+    def startable(self) -> int:
+        """Unstarted sequences that may start now: all, or with a first wave so many more as it has
+        and as have ended than run and are parked. Those cut off count as ended: what is left is
+        then known to be needed. Once it is 0, some run or are parked."""
+        unstarted, wave = self.unstarted, self.request.first_wave
+        if not wave:
+            return unstarted
+        ended, begun = self.request.params.n - self.unfinished, self.unfinished - unstarted
+        return max(0, min(unstarted, wave + ended - begun))
 
     @property
     def reach(self) -> int:

@@ -237,7 +237,7 @@ class EngineMachine(RuleBasedStateMachine):
         plain: dict[str, Any] = {"ignore_eos": True, "constraint": "", "logprobs": None}
         plain |= {"stop_token_ids": (), "allowed_token_ids": (), "bad_words": (), "min_tokens": 0}
         many = of_prompt(like, prompt, n=6, max_tokens=12, **plain)
-        self.add(replace(many, emit="final"))
+        self.add(replace(many, emit="final", first_wave=0))
         self.step(4)
         self.settle()
         group = self.engine.scheduler.registry.by_id.get(str(self.count))
@@ -367,6 +367,7 @@ class EngineMachine(RuleBasedStateMachine):
     def all_adds_up(self) -> None:
         for adds_up in (slots_add_up, queues_add_up, prefixes_add_up):
             adds_up(self.engine.scheduler)
+        self.reached["waited for its own samples"] += bool(self.engine.scheduler.admission.paced)
 
     @invariant()
     def scheduling_is_deterministic(self) -> None:
@@ -451,6 +452,7 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-typ
             "stopped where it was parked",
             "cut where it was parked",
             "stopped behind others that were parked",
+            "waited for its own samples",
         }
 
 

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pytest
 import re2
 
-from tests.kit.serving import CHATS, Server, complete, connect, read_all, wait_until
+from srm.server.generation.engine_request import FIRST_WAVE
+from tests.kit.serving import (
+    CHATS,
+    SERVER_FLAGS,
+    Server,
+    complete,
+    connect,
+    read_all,
+    wait_until,
+)
 
 N = 200
 SAMPLING: dict[str, Any] = {"prompt": "the cat", "n": N, "max_tokens": 8, "seed": 5}
@@ -53,6 +64,35 @@ def test_samples_that_are_not_needed_lose_their_slots(server: Server) -> None:
     assert [choice["index"] for choice in reply["choices"]] == [0]
     drawn = server.metric("srm_engine_decode_tokens_total") - before
     assert drawn <= 60 * 64 * 2  # of 1,000 x 50
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_samples_start_in_waves_where_there_is_room(text_model: Path, engines: int) -> None:
+    """The reply is the beginning of what all samples at once are, bit for bit."""
+    n = 500
+    flags = (*SERVER_FLAGS, f"--num-slots={n}", f"--max-step-rows={n}", f"--engines={engines}")
+    with Server(text_model, *flags) as wide:
+        sampling: dict[str, Any] = {"prompt": [5], "n": n, "seed": 1, "logprobs": 0}
+        sampling |= {"max_tokens": 20, "min_tokens": 16}
+        whole = complete(wide, **sampling)
+        whole_tokens = whole["usage"]["completion_tokens"]
+        assert wide.metric("srm_engine_decode_tokens_total") == whole_tokens
+        for end in (1, 100):
+            text = re.escape(whole["choices"][end - 1]["text"])
+            before = wide.metric("srm_engine_decode_tokens_total")
+            reply = complete(wide, until={"match": f"^{text}$", "count": 1}, **sampling)
+            wide.wait_until_idle()
+            assert reply["samples"][0]["drawn"] == end
+            assert all(
+                choice.pop("matched") == (choice["index"] == end - 1) for choice in reply["choices"]
+            )
+            assert reply["choices"] == whole["choices"][:end]
+            computed = wide.metric("srm_engine_decode_tokens_total") - before
+            # Where all start at once nearly all is computed, since lengths hardly differ; the
+            # server has two waves' time to say that no more is needed.
+            assert end > FIRST_WAVE or computed < whole_tokens / 2
+            usage = reply["usage"]
+            assert usage["completion_tokens"] + usage["discarded_tokens"] <= computed
 
 
 def test_an_unread_stream_stops_its_samples(server: Server) -> None:

@@ -111,6 +111,7 @@ async def assert_answers(client: EngineClient, request: Request, expected: Any) 
     [
         ("final", {"n": 1}),
         *((emit, {"n": N}) for emit in ("final", "delta", "tokens")),
+        ("tokens", {"n": N, "first_wave": 3}),
         ("final", {"n": N + 1, "logprobs": 0, "prompt": [4] * 40}),
         *((emit, {"n": N, "prompt_logprobs": 2}) for emit in ("delta", "tokens")),
         ("tokens", {"n": N, "ignore_eos": False, "min_tokens": 2, "frequency_penalty": 1.0}),

@@ -28,10 +28,10 @@ def queues_add_up(scheduler: Scheduler) -> None:
     parking, table, admission = scheduler.parking, scheduler.table, scheduler.admission
     groups = list(scheduler.registry.by_id.values())
     waiting = [group for group in groups if group.unstarted]
-    assert scheduler.num_waiting == sum(group.unstarted for group in waiting)
+    assert scheduler.num_waiting == sum(group.startable for group in waiting)
     assert scheduler.waiting_bytes == sum(group.num_bytes for group in waiting)
     for priority in {group.request.priority for group in groups}:
-        ahead = [group.unstarted for group in waiting if group.request.priority >= priority]
+        ahead = [group.startable for group in waiting if group.request.priority >= priority]
         assert admission.waiting_before(priority) == sum(ahead)
     assert parking.num_parked == sum(len(record) for _, record in parking.records())
     assert (parking.num_bytes > 0) == (parking.num_parked > 0)
@@ -40,6 +40,9 @@ def queues_add_up(scheduler: Scheduler) -> None:
         to_start = group.next_fresh(group.unstarted)
         alive = [*parking.indices(group).tolist(), *owned.tolist(), *to_start.tolist()]
         assert len(alive) == len(set(alive)) == group.unfinished, "lost, or in two places"
+        is_paced = group.unstarted and not group.startable
+        assert not is_paced or group.unfinished > group.unstarted, "waits for what never ends"
+        assert is_paced or group not in admission.paced, "may start, and is in no line"
     tiers = admission.shares.tiers.values()
     shares = [share for tier in tiers for share in tier.members.values()]
     assert {share.number for share in shares} == {group.share.number for group in groups}
@@ -49,7 +52,7 @@ def queues_add_up(scheduler: Scheduler) -> None:
         assert (share in admission.shares.mixed) == (len(share.groups) > 1)
         counts: Counter[int] = Counter()
         for group in own:
-            counts[group.request.precedence] += group.unstarted
+            counts[group.request.precedence] += group.startable
         assert share.waiting == +counts
         assert share.waiting_bytes == sum(
             solution.num_bytes for solution in own if solution.unstarted

@@ -19,7 +19,10 @@ from srm.engine.weights.weights import Weights
 from tests.kit.engines.numpy_runner import TINY, NumpyRunner, check_batch, expanded, tiny_weights
 from tests.kit.models.tiny_tokenizer import tiny_folder
 
-OF_A_REQUEST = {"priority", "precedence", "emit", "stream", "share", "weight", "durable"}
+OF_A_REQUEST = {
+    *("priority", "precedence", "emit", "stream", "share", "weight", "durable"),
+    "first_wave",
+}
 SMALL: dict[str, int] = {
     "num_slots": 8,
     "max_step_rows": 8,

@@ -118,6 +118,7 @@ requests = st.builds(
     precedence=st.integers(-1, 1),
     emit=st.sampled_from(EMITS),
     durable=st.booleans(),
+    first_wave=st.sampled_from([0, 0, 1, 2, 5]),
     max_tokens=st.integers(0, 12),
     n=st.integers(1, MAX_N),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),

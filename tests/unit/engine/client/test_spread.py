@@ -28,7 +28,7 @@ def spread_of(count: int, *busy: int) -> Spread:
 def test_each_sample_is_in_one_part_and_no_engine_has_two(
     count: int, n: int, durable: bool, prompt_logprobs: int | None
 ) -> None:
-    request = request_of("a", n=n, durable=durable, prompt_logprobs=prompt_logprobs)
+    request = request_of("a", n=n, durable=durable, prompt_logprobs=prompt_logprobs, first_wave=64)
     parts = spread_of(count).parts(request, 3)
     if len(parts) == 1:
         assert parts[0].request == request
@@ -36,6 +36,8 @@ def test_each_sample_is_in_one_part_and_no_engine_has_two(
         assert np.array_equal(np.sort(np.concatenate([own(part) for part in parts])), range(n))
         assert min(part.request.params.n for part in parts) >= PART_SAMPLES
         assert prompt_logprobs is None
+        waves = sum(part.request.first_wave for part in parts)
+        assert 64 <= waves < 64 + len(parts), "a wave is all engines' together"
     assert len({part.engine for part in parts}) == len({part.request.id for part in parts})
     for part in parts:
         assert part.place == 3 and part.request.params.n == len(own(part, n))

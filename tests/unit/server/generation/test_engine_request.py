@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from srm.engine.messages import Request, SamplingParams
-from srm.server.generation.engine_request import RequestOwner, engine_requests, sampling_params
+from srm.server.generation.engine_request import (
+    FIRST_WAVE,
+    RequestOwner,
+    engine_requests,
+    sampling_params,
+)
 from srm.server.generation.generation import Generation
 from srm.server.text.text import Text
 from tests.kit.bodies.refusals import completion
@@ -48,6 +53,16 @@ def test_asks_no_more_than_is_needed_under_an_id_of_our_own(
         assert request.params.n == fields.get("best_of", fields.get("n", 1))
         assert request.precedence == -fields.get("priority", 0), "larger is earlier"
         assert request.priority == 0, "a body decides nothing between owners"
+
+
+def test_what_until_may_not_need_starts_in_waves(text: Text) -> None:
+    """At least as many as must match are needed."""
+    waves = {None: 0, 1: FIRST_WAVE, FIRST_WAVE + 1: FIRST_WAVE + 1}
+    for count, wave in waves.items():
+        until = {"match": "a"} if count is None else {"match": "a", "count": count}
+        for request in asked(text, n=10 * FIRST_WAVE, until=until):
+            assert request.first_wave == wave
+    assert asked(text, n=10 * FIRST_WAVE)[0].first_wave == 0
 
 
 def test_what_lasts_is_drawn_from_its_id(text: Text) -> None:

@@ -1,0 +1,205 @@
+"""`srm bench until`: what a request costs that ends at its first right sample, by its first wave.
+
+Which samples are right is drawn, with each probability of `right`. What is computed is counted by
+the scheduler that engines have, on results that are made up: lengths are geometric, with a slot for
+each of n samples. The seconds are an engine's with a model, of whose samples some are called right;
+first waves take turns there, and 0 starts all at once. Server and sockets are left out: a sample is
+known to be right in the step that ends it, and a step is always under way meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from research.bench.frame import Record, Settings, note, run, table
+from research.bench.host.load import MODEL, PROMPT_LENGTH
+from srm.engine.config import EngineConfig
+from srm.engine.device.libc import keep_freed_memory
+from srm.engine.device.runner import ModelRunner
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.python.tokenizer import FolderTokenizer
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.steps.batch import I64, Bool, StepResult
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.loadtest.records import ROOT
+
+END, OTHER = 1, 2
+"""Tokens that are made up: one that ends a sample, and one that does not."""
+LENGTH = 10
+"""Mean length of made-up samples, in tokens."""
+TIMED = 0.0003
+"""Probability that a sample is right where seconds are measured."""
+MOST_SAMPLES = 300_000
+"""About how many all requests of a count need."""
+PUZZLE = "482 of 97 3 5 12"
+NO_INDICES = np.empty(0, np.int32)
+
+
+class UntilBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench until`."""
+
+    first_waves: tuple[int, ...] = (32, 64, 128)
+    """Samples that start at first; two more start for each that has ended."""
+    right: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+    """Probabilities that a sample is right."""
+    n: int = 10_000
+    """Samples that are asked for."""
+    seeds: int = 1_000
+    """Requests of which each count is the mean; fewer where they need many samples."""
+    repetitions: int = 10
+    """Requests that are timed, each with every first wave."""
+    model: Path = ROOT / "models/countdown"
+    """Checkpoint whose samples are timed."""
+    cache_dir: Path = EngineConfig().cache_dir
+    """Folder where compiled graphs are kept between runs."""
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record, print its tables."""
+    return run(UntilBenchConfig, argv, "until", measure, markdown)
+
+
+def measure(config: UntilBenchConfig) -> Record:
+    """Return the counts of each probability and first wave, and the times of each first wave."""
+    counted = [
+        note({"right": right, "first_wave": wave} | _count(config, right, wave))
+        for right in config.right
+        for wave in config.first_waves
+    ]
+    return {"counted": counted, "timed": _time(config)}
+
+
+def _count(config: UntilBenchConfig, right: float, wave: int) -> dict[str, float]:
+    """Return mean numbers of tokens and samples over the seeds."""
+    n = config.n
+    settings = EngineConfig(num_slots=n, prefix_slots=1, max_step_rows=n, max_step_tokens=2 * n)
+    scheduler = Scheduler(MODEL, settings)
+    needed, computed, samples = [], [], []
+    for seed in range(min(config.seeds, math.ceil(MOST_SAMPLES * right))):
+        rng = np.random.default_rng([seed, int(1e6 * right)])
+        lengths = np.minimum(rng.geometric(1 / LENGTH, config.n), MODEL.n_ctx // 2)
+        is_right = rng.random(config.n) < right
+        end = int(is_right.argmax()) + 1 if is_right.any() else config.n
+        samples.append(end)
+        needed.append(int(lengths[:end].sum()))
+        computed.append(_compute(scheduler, lengths, is_right, wave))
+    ratios = np.array(computed) / np.array(needed)
+    return {
+        "seeds": len(samples),
+        "samples": float(np.mean(samples)),
+        "needed": float(np.mean(needed)),
+        "computed": float(np.mean(computed)),
+        "mean_ratio": float(ratios.mean()),
+    }
+
+
+def _compute(scheduler: Scheduler, lengths: I64, is_right: Bool, wave: int) -> int:
+    """Return how many tokens are computed of samples of these lengths."""
+    n = len(lengths)
+    prompt = np.full(PROMPT_LENGTH, OTHER, "<i4").tobytes()
+    params = SamplingParams(n=n, max_tokens=MODEL.n_ctx, stop_token_ids=(END,))
+    scheduler.add(Request("", prompt, params, first_wave=wave))
+    first_id = scheduler.registry.by_id[""].first_id
+    computed, end, landing = 0, n, scheduler.schedule()
+    while landing is not None:
+        launched = scheduler.schedule()  # as engines do, before the step before is completed
+        computed += landing.num_decode
+        indices = landing.sequence_ids - first_id
+        ended = landing.positions - PROMPT_LENGTH + 2 == lengths[indices]
+        tokens = np.where(ended, END, OTHER).astype(np.int32)
+        scheduler.complete(landing, StepResult(tokens, np.zeros(len(tokens), np.float32)))
+        right = indices[ended & is_right[indices]]
+        if len(right) and right.min() < end:
+            end = int(right.min()) + 1
+            scheduler.stop("", NO_INDICES, end)
+        landing = launched or scheduler.schedule()
+    scheduler.latencies.publish(is_idle=True)
+    return computed
+
+
+def _time(config: UntilBenchConfig) -> list[dict[str, Any]]:
+    """Return seconds and tokens of each request, with each first wave."""
+    keep_freed_memory()
+    weights = load_checkpoint(config.model)
+    settings = EngineConfig(
+        model=config.model, num_slots=config.n, prefix_slots=1, cache_dir=config.cache_dir
+    )
+    runner = ModelRunner(weights, settings)
+    engine = Engine(weights.config, runner, settings)
+    (prompt,) = FolderTokenizer(config.model).encode([PUZZLE])
+    timed = []
+    waves = (0, *config.first_waves)
+    for seed in range(-1, config.repetitions):  # the first one warms up
+        is_right = np.random.default_rng(seed + 1).random(config.n) < TIMED
+        params = SamplingParams(n=config.n, max_tokens=64, seed=seed + 1)
+        for turn in range(len(waves)):
+            wave = waves[(turn + seed) % len(waves)]
+            before, began = engine.scheduler.latencies.num_sampled, time.perf_counter()
+            engine.add(Request("", prompt.tobytes(), params, first_wave=wave))
+            _answer(engine, is_right)
+            seconds = time.perf_counter() - began
+            tokens = engine.scheduler.latencies.num_sampled - before
+            entry = {"seed": seed, "first_wave": wave, "seconds": seconds, "tokens": tokens}
+            if seed >= 0:
+                timed.append(note(entry))
+    runner.close()
+    return timed
+
+
+def _answer(engine: Engine, is_right: Bool) -> None:
+    end = len(is_right)
+    while engine.has_work:
+        ended = [output.index for output in engine.step_overlapped() if is_right[output.index]]
+        if ended and min(ended) < end:
+            end = min(ended) + 1
+            engine.stop("", NO_INDICES, end)
+
+
+def markdown(record: Record) -> list[str]:
+    """Render the record as tables."""
+    settings, counted, timed = record["settings"], record["counted"], record["timed"]
+    waves = settings["first_waves"]
+    rows = []
+    for right in settings["right"]:
+        cases = [case for case in counted if case["right"] == right]
+        cells = [
+            f"{case['computed'] / case['needed']:.2f} | {case['mean_ratio']:.2f} "
+            f"| {case['computed'] / LENGTH:,.0f}"
+            for case in cases
+        ]
+        first = f"{right:g} | {cases[0]['seeds']:,} | {cases[0]['samples']:,.0f}"
+        rows.append(" | ".join([first, *cells]))
+    heads = [f"ratio, {wave} | mean of ratios | samples computed" for wave in waves]
+    times = {
+        wave: [entry["seconds"] for entry in timed if entry["first_wave"] == wave]
+        for wave in (0, *waves)
+    }
+    return [
+        f"Samples of a request with n = {settings['n']:,} that ends at the first right one, by the "
+        "first wave, which 2 more follow for each that ends. A ratio is that of tokens computed "
+        "to those of the samples needed, of all seeds together or the mean of the seeds' own. "
+        "Samples computed are tokens by the mean length.",
+        "",
+        *table(" | ".join(["p that a sample is right", "seeds", "samples needed", *heads]), rows),
+        "",
+        f"Model {Path(settings['model']).name}, p = {TIMED:g}, "
+        f"{settings['repetitions']} requests with each first wave in turns; first wave 0 starts "
+        "all at once.",
+        "",
+        *table(
+            "first wave | tokens | median s | to all at once: of the sums | median",
+            (
+                f"{wave} | {sum(e['tokens'] for e in timed if e['first_wave'] == wave):,} "
+                f"| {median(own):.3f} | {sum(own) / sum(times[0]):.2f} "
+                f"| {median(np.divide(own, times[0])):.2f}"
+                for wave, own in times.items()
+            ),
+        ),
+    ]
