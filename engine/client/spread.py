@@ -109,11 +109,11 @@ class Spread:
             return [Part(request, place, engines[0], None, 1)]
         # A wave too is all engines' together.
         wave = -(-request.first_wave // len(engines))
-        own, divided = msgspec.structs.replace(request, first_wave=wave), []
+        of_part, divided = msgspec.structs.replace(request, first_wave=wave), []
         for part, engine in enumerate(engines):
             samples = np.arange(part, params.n, len(engines))
             name = f"{request.id}#{part}" if part else request.id
-            divided.append(Part(_only(own, name, samples), place, engine, samples, 1))
+            divided.append(Part(_only(of_part, name, samples), place, engine, samples, 1))
         return divided
 
     def choose(self, request: Request, most: int, without: int = -1) -> list[int]:

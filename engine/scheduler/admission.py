@@ -334,17 +334,17 @@ class Admission:
         of a share with more than twice the states, that have made use of it or can make none."""
         priority = share.tier.priority
 
-        def is_poor(other: FairShare) -> bool:
+        def is_spared(other: FairShare) -> bool:
             if other.tier.priority != priority:
                 return other.tier.priority > priority
             return other is share or bool(share.pins and other.pins <= 2 * (share.pins + 1))
 
-        paced = [group for group in self.paced if not is_poor(group.share)]
+        paced = [group for group in self.paced if not is_spared(group.share)]
         yield from sorted(paced, key=lambda group: (group.share.tier.priority, -group.share.pins))
         for lower in reversed(self.forking.priorities):
             line = self.forking.get_queue(lower)
             for rich in sorted(line.shares(), key=lambda share: -share.pins):
-                if is_poor(rich):
+                if is_spared(rich):
                     continue
                 groups = list(line.list_groups(rich))
                 # The last in line, or else the first, whose started sequences soon have a row.

@@ -49,7 +49,7 @@ class UntilBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Samples that start at first; two more start for each that has ended."""
     right: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
     """Probabilities that a sample is right."""
-    n: int = 10_000
+    samples: int = 10_000
     """Samples that are asked for."""
     seeds: int = 1_000
     """Requests of which each count is the mean; fewer where they need many samples."""
@@ -78,15 +78,15 @@ def measure(config: UntilBenchConfig) -> Record:
 
 def _count(config: UntilBenchConfig, right: float, wave: int) -> dict[str, float]:
     """Return mean numbers of tokens and samples over the seeds."""
-    n = config.n
+    n = config.samples
     settings = EngineConfig(num_slots=n, prefix_slots=1, max_step_rows=n, max_step_tokens=2 * n)
     scheduler = Scheduler(MODEL, settings)
     needed, computed, samples = [], [], []
     for seed in range(min(config.seeds, math.ceil(MOST_SAMPLES * right))):
         rng = np.random.default_rng([seed, int(1e6 * right)])
-        lengths = np.minimum(rng.geometric(1 / LENGTH, config.n), MODEL.n_ctx // 2)
-        is_right = rng.random(config.n) < right
-        end = int(is_right.argmax()) + 1 if is_right.any() else config.n
+        lengths = np.minimum(rng.geometric(1 / LENGTH, config.samples), MODEL.n_ctx // 2)
+        is_right = rng.random(config.samples) < right
+        end = int(is_right.argmax()) + 1 if is_right.any() else config.samples
         samples.append(end)
         needed.append(int(lengths[:end].sum()))
         computed.append(_compute(scheduler, lengths, is_right, wave))
@@ -129,7 +129,7 @@ def _time(config: UntilBenchConfig) -> list[dict[str, Any]]:
     keep_freed_memory()
     weights = load_checkpoint(config.model)
     settings = EngineConfig(
-        model=config.model, num_slots=config.n, prefix_slots=1, cache_dir=config.cache_dir
+        model=config.model, num_slots=config.samples, prefix_slots=1, cache_dir=config.cache_dir
     )
     runner = ModelRunner(weights, settings)
     engine = Engine(weights.config, runner, settings)
@@ -137,8 +137,8 @@ def _time(config: UntilBenchConfig) -> list[dict[str, Any]]:
     timed = []
     waves = (0, *config.first_waves)
     for seed in range(-1, config.repetitions):  # the first one warms up
-        is_right = np.random.default_rng(seed + 1).random(config.n) < TIMED
-        params = SamplingParams(n=config.n, max_tokens=64, seed=seed + 1)
+        is_right = np.random.default_rng(seed + 1).random(config.samples) < TIMED
+        params = SamplingParams(n=config.samples, max_tokens=64, seed=seed + 1)
         for turn in range(len(waves)):
             wave = waves[(turn + seed) % len(waves)]
             before, began = engine.scheduler.latencies.num_sampled, time.perf_counter()
@@ -182,8 +182,8 @@ def markdown(record: Record) -> list[str]:
         for wave in (0, *waves)
     }
     return [
-        f"Samples of a request with n = {settings['n']:,} that ends at the first right one, by the "
-        "first wave, which 2 more follow for each that ends. A ratio is that of tokens computed "
+        f"Samples of a request for {settings['samples']:,} that ends at the first right one, by "
+        "its first wave, which 2 more follow for each that ends. A ratio is that of tokens computed "
         "to those of the samples needed, of all seeds together or the mean of the seeds' own. "
         "Samples computed are tokens by the mean length.",
         "",
