@@ -183,7 +183,7 @@ def markdown(record: Record) -> list[str]:
     }
     return [
         f"Samples of a request for {settings['samples']:,} that ends at the first right one, by "
-        "its first wave, which 2 more follow for each that ends. A ratio is that of tokens computed "
+        "its first wave, which 2 more follow for each that ends. A ratio is of tokens computed "
         "to those of the samples needed, of all seeds together or the mean of the seeds' own. "
         "Samples computed are tokens by the mean length.",
         "",
