@@ -105,8 +105,9 @@ class SequenceGroup:
         unstarted, wave = self.unstarted, self.request.first_wave
         if not wave:
             return unstarted
-        ended, begun = self.request.params.n - self.unfinished, self.unfinished - unstarted
-        return max(0, min(unstarted, wave + ended - begun))
+        begun, ended = self.unfinished - unstarted, self.request.params.n - self.unfinished
+        more = 0 if self.request.is_steady else ended
+        return max(0, min(unstarted, wave + more - begun))
 
     @property
     def reach(self) -> int:
