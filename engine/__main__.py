@@ -19,6 +19,7 @@ from srm.engine.weights.checkpoint import load_checkpoint, with_ends_of
 from srm.engine.wiring import EngineWiring
 from srm.errors import SRMError
 from srm.memory import collect_rarely
+from srm.progress import count_seconds
 from srm.settings import load
 
 logger = logging.getLogger("srm.engine")
@@ -33,7 +34,8 @@ def main(argv: list[str]) -> int:
         config = load(EngineWiring, argv, prog="python -m srm.engine")
         logs.configure(config.log_level, config.log_format)
         logger.info("loading %s", config.model)
-        weights, note = first_weights(config, load_checkpoint)
+        with count_seconds(f"loading {config.model}"):
+            weights, note = first_weights(config, load_checkpoint)
         own = msgspec.structs.replace(config, model=started_folder(config))
         weights = with_ends_of(own.model, weights)
         runner = make_runner(weights, config)

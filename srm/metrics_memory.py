@@ -34,6 +34,8 @@ GAUGES_BYTES = 2**20
 _REGION_BYTES = COUNTS_BYTES + GAUGES_BYTES
 STARTING_SINCE, COMPILING = "srm_engine_starting_since_seconds", "srm_engine_compiling"
 """Gauges by which API processes see what an engine does that does not answer yet."""
+COMPILES = "compiling the graph (once per model and machine, usually 30 to 240 s)"
+"""What it does while the second is 1, for who waits."""
 _UNIT = 8  # bytes of a number: all places are whole ones
 _SIZES = struct.Struct("<q")
 
@@ -100,14 +102,15 @@ class Region(msgspec.Struct, frozen=True):
             else:
                 yield label, reads
 
-    def gauge(self, name: str, label: str) -> float:
-        """Return the largest value of a gauge in the regions of a label; 0 where it is not."""
-        readings = [0.0]
+    def gauge(self, name: str, label: str) -> tuple[float, float]:
+        """Return the largest value of a gauge in the regions of a label, and when it was set, in
+        Unix time; zeros where it is not."""
+        readings = [(0.0, 0.0)]
         for number, own in enumerate(self.labels):
             if own == label:
                 with suppress(*UNDECODABLE):
                     gauges = self._read_table(number * _REGION_BYTES + COUNTS_BYTES, GAUGES_BYTES)
-                    readings += [entry.value for entry in gauges if entry.key.name == name]
+                    readings += [entry[1:] for entry in gauges if entry.key.name == name]
         return max(readings)
 
     def _read_table(self, place: int, size: int) -> Iterator[Read]:

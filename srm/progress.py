@@ -1,16 +1,20 @@
 """Progress of long work, on standard error: a bar on a terminal, else a line every 30
-seconds and one at the end."""
+seconds and one at the end. What is not measured is counted in seconds."""
 
 from __future__ import annotations
 
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from srm.logs import printable
 
 LINE_S = 30.0
 Tell = Callable[[int, str], None]
@@ -58,3 +62,44 @@ def show_progress(
     finally:
         if is_shown and latest:
             say()
+
+
+@contextmanager
+def count_seconds(
+    doing: str,
+    else_say: Callable[[float], None] | None = None,
+    every_s: float = LINE_S,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+) -> Iterator[None]:
+    """Show how long this takes: by a line of a terminal that counts and goes at the end; elsewhere
+    `else_say`, if there is one, gets the seconds so far every `every_s`."""
+    is_terminal = bool(sys.stderr and sys.stderr.isatty())
+    if not (is_terminal or else_say):
+        yield
+        return
+    begun, done = clock(), threading.Event()
+
+    def show(text: str) -> None:
+        with suppress(OSError):  # the terminal has gone
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
+
+    def count() -> None:
+        while not wait(done, 1.0 if is_terminal else every_s):
+            seconds = clock() - begun
+            if is_terminal:  # of one row: what wraps cannot be written over
+                room = max(0, shutil.get_terminal_size().columns - 10)
+                show(f"{printable(doing)[:room]}: {seconds:.0f} s")
+            elif else_say:
+                else_say(seconds)
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if is_terminal:
+            show("")

@@ -84,9 +84,11 @@ class EngineConnection:
         if self.status is not None:
             return ""
         region = metrics_memory.own_region()
-        if region and (since := region.gauge(metrics_memory.STARTING_SINCE, self._label)):
-            is_compiling = region.gauge(metrics_memory.COMPILING, self._label)
-            doing = "compiling" if is_compiling else "loading"
+        if region and (since := region.gauge(metrics_memory.STARTING_SINCE, self._label)[0]):
+            doing = "loading"
+            is_compiling, begun = region.gauge(metrics_memory.COMPILING, self._label)
+            if is_compiling:
+                doing, since = metrics_memory.COMPILES, begun
             return f"the engine is starting: {doing}, {max(0, time.time() - since):.0f} s so far"
         return _GONE if self.losses else _STARTING
 

@@ -20,8 +20,6 @@ import os
 import re
 import shutil
 import stat
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,6 +41,8 @@ from srm.engine.device.products import NO_VARIANTS, Product, Variants
 from srm.engine.messages import MAX_LOGPROBS
 from srm.errors import UNDECODABLE, ConfigError
 from srm.files import open_file, read_file
+from srm.metrics_memory import COMPILES
+from srm.progress import count_seconds
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,7 @@ class GraphCache(NamedTuple):
     def _compile(
         self, name: str, shape: tuple[object, ...], build: Callable[[], Built], path: Path
     ) -> CompiledModel:
-        doing = f"compiling the {name} graph (on two idle cores half a minute; it is kept)"
-        with _progress(doing):
+        with _progress(COMPILES):
             graphs, libraries = build()
             made_of = digest_of(graphs, self.device)
             same = _find(made_of, path.parent)
@@ -268,28 +267,17 @@ def _digest(facts: str, sources: Sequence[Path] = ()) -> str:
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
     """Say what takes long: one counted line of a terminal, or a line of the log now and then."""
-    started, done = time.monotonic(), threading.Event()
-    is_terminal = sys.stderr.isatty()
 
-    def report() -> None:
-        while not done.wait(1.0 if is_terminal else PROGRESS_EVERY_S):
-            seconds = time.monotonic() - started
-            if is_terminal:
-                sys.stderr.write(f"\r{what}: {seconds:.0f} s\x1b[K")
-                sys.stderr.flush()
-            else:  # a warning: commands that say nothing else are not to look as if they hung
-                log.warning("%s: %.0f s so far", what, seconds)
+    def log_seconds(seconds: float) -> None:
+        # A warning: commands that say nothing else are not to look as if they hung.
+        log.warning("%s: %.0f s so far", what, seconds)
 
+    started = time.monotonic()
     log.info("%s", what)
-    thread = threading.Thread(target=report, daemon=True)
-    thread.start()
     metrics.COMPILING.set(1)
     try:
-        yield
+        with count_seconds(what, log_seconds, PROGRESS_EVERY_S):
+            yield
     finally:
         metrics.COMPILING.set(0)
-        done.set()
-        thread.join()
-        if is_terminal:
-            sys.stderr.write("\r\x1b[K")
     log.info("%s: took %.0f s", what, time.monotonic() - started)

@@ -46,7 +46,7 @@ from srm.errors import (
     in_words,
     show_value,
 )
-from srm.progress import show_progress
+from srm.progress import count_seconds, show_progress
 from srm.settings import build_struct
 
 _DEFAULTS = SamplingParams()
@@ -84,7 +84,8 @@ class Engine:
                 raise ConfigError(f"{name} is a setting of the engine process; there is none here")
         given = {name: _plain(value) for name, value in settings.items()}
         config = build_struct(EngineConfig, {"model": Path(model), **given}, "Engine", strict=True)
-        weights = load_checkpoint(config.model)
+        with count_seconds(f"loading {config.model}"):
+            weights = load_checkpoint(config.model)
         runner = make_runner(weights, config)
         steps = SteppedEngine(weights.config, runner, config, weights.fingerprint)
         self._take(steps, config, runner.close)

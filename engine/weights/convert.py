@@ -37,6 +37,7 @@ from srm.engine.weights.transformers_folder import TEXT_FILES, transformers_file
 from srm.engine.weights.upstream_config import Constructor, model_config, read_args
 from srm.errors import CheckpointError, ConfigError
 from srm.files import SMALL_BYTES
+from srm.progress import count_seconds
 from srm.settings import CommandParser
 from srm.tokenizer_file import read_tokenizer
 
@@ -309,13 +310,16 @@ def parser() -> CommandParser:
 def main(argv: list[str]) -> int:
     given = parser().parse_args(argv)
     weights = given.weights if given.args else find_model(given.weights)
+    counting = count_seconds(f"converting {weights}")
     if given.delta_of is None:
-        lines = convert(weights, given.args, given.output, given.tokenizer, given.to)
+        with counting:
+            lines = convert(weights, given.args, given.output, given.tokenizer, given.to)
     elif given.args or given.tokenizer or given.to != "srm":
         raise ConfigError(
             "--delta-of takes model folders as they are, and no --args, --tokenizer, --to"
         )
     else:
-        lines = write_delta(find_model(given.delta_of), weights, given.output)
+        with counting:
+            lines = write_delta(find_model(given.delta_of), weights, given.output)
     sys.stdout.write("\n".join([f"{given.output}: {lines[0]}", *(f"  {x}" for x in lines[1:]), ""]))
     return 0

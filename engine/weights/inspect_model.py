@@ -18,6 +18,7 @@ from srm.engine.weights.inspect_constraint import inspect_constraint, read_const
 from srm.engine.weights.step_bytes import decode_bytes
 from srm.engine.weights.tensors import DECAY_RANGE
 from srm.errors import ConfigError
+from srm.progress import count_seconds
 from srm.settings import CommandParser
 
 GB = 10**9
@@ -130,8 +131,9 @@ def main(argv: list[str]) -> int:
     if any(rate is not None and not 0 < rate < math.inf for rate in rates):
         raise ConfigError("device_memory_gib, tflops and tb_per_s must be above 0")
     given.model = find_model(given.model)
-    facts = inspect_model(given.model)
-    config = read_model(given.model).config
+    with count_seconds(f"reading {given.model}"):
+        facts = inspect_model(given.model)
+        config = read_model(given.model).config
     if given.schema is not None or given.regex is not None:
         constraint = read_constraint(given.schema, given.regex, given.strict)
         facts |= inspect_constraint(given.model, config, constraint)

@@ -18,6 +18,7 @@ from srm.engine.config import check_utf8, find_model
 from srm.engine.messages import Running
 from srm.errors import UNDECODABLE, ConfigError, SRMError
 from srm.logs import printable
+from srm.progress import count_seconds
 from srm.server.http.auth import OPERATOR_KEY
 from srm.server.http.keys import key_to_send
 from srm.settings import Command, build, load, read_settings
@@ -78,7 +79,8 @@ def _post(url: str, path: str, body: dict[str, Any] | None) -> int:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         # As long as it takes: what runs may be waited for.
-        reply = httpx.post(url.rstrip("/") + path, json=body, headers=headers, timeout=None)
+        with count_seconds(f"waiting for {url}"):
+            reply = httpx.post(url.rstrip("/") + path, json=body, headers=headers, timeout=None)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise ConfigError(f"url = {url!r}: {error}") from None
     except httpx.TransportError as error:

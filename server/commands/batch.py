@@ -27,6 +27,7 @@ import msgspec
 from srm.engine.config import EngineConfig
 from srm.errors import ConfigError, EngineUnavailable, SRMError
 from srm.files import open_file
+from srm.progress import count_seconds
 from srm.server.batch.lines import RawLine, record_id
 from srm.server.batch.part_file import PartFile
 from srm.server.batch.result_files import LineSet
@@ -175,7 +176,8 @@ class _Command:
         output = _part(_journal(files.output), on_broken)
         results = BatchResults(self.config, self.job, output, errors, _FSYNC_S)
         try:
-            results.recover()
+            with count_seconds(f"reading the results in {files.output}"):
+                results.recover()
         except SRMError:
             results.close()
             raise

@@ -12,6 +12,7 @@ import select
 import stat
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,8 +37,8 @@ from srm.server.storage.records import LineError
 log = logging.getLogger(__name__)
 
 STANDARD = Path("-")
-_SHOWN_LINES = 1_000_000
-"""Lines after which a long look through a file says how far it is."""
+_SHOWN_S = 10.0
+"""Seconds after which a long look through a file says how far it is."""
 _LOOK_S = 0.2
 """Seconds between two checks whether standard input is still wanted, while waiting for it."""
 _LINE_FIELDS = {"custom_id", "method", "url", "body"}
@@ -92,16 +93,19 @@ def open_input(path: Source, max_line_bytes: int) -> Input:
     return Input(read(), again)
 
 
-def check_custom_ids(source: Input, path: Source) -> int | None:
+def check_custom_ids(
+    source: Input, path: Source, clock: Callable[[], float] = time.monotonic
+) -> int | None:
     """Return the number of the last line; None if the lines can be read only once. Raises
     ConfigError if two lines have one custom_id."""
     if (again := source.again) is None:
         return None
-    last, hashes = 0, array("q")
+    last, hashes, said = 0, array("q"), clock()
     for last, raw in chain.from_iterable(again()):
         if (name := custom_id(raw, last)) is not None:
             hashes.append(hash(name))
-        if last % _SHOWN_LINES == 0:
+        if (now := clock()) - said >= _SHOWN_S:
+            said = now
             log.info("looked through %s lines for custom_ids that are given twice", f"{last:,}")
     for error in duplicates(hashes, lambda: chain.from_iterable(again()), parse):
         raise ConfigError(f"input = {path}: line {error.line}: {error.message}")

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import uuid
-from contextlib import aclosing
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from srm.engine.client.client import EngineClient
 from srm.engine.config import check_utf8
 from srm.errors import UNDECODABLE, ConfigError, RequestError, in_words
+from srm.progress import count_seconds
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from srm.server.dialects.completions.endpoint import Completions
 from srm.server.generation.engine_request import RequestOwner
@@ -29,6 +30,7 @@ from srm.server.text.text import Text
 from srm.settings import Command
 
 _NOT_SENT = {"prompt", "token_ids", "json", "extra_body"}
+_WORKING = "working on the prompt"
 
 
 class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +155,8 @@ def _check(body: dict[str, Any]) -> None:
 async def _print_json(
     completions: Completions, _client: EngineClient, body: dict[str, Any]
 ) -> None:
-    reply = await completions.answer_whole(msgspec.json.encode(body), _id(), RequestOwner())
+    with count_seconds(_WORKING):
+        reply = await completions.answer_whole(msgspec.json.encode(body), _id(), RequestOwner())
     _write(reply + b"\n")
 
 
@@ -163,16 +166,21 @@ async def _print_text(completions: Completions, client: EngineClient, body: dict
     is_alone, texts = generation.num_choices == 1, [""] * generation.num_choices
     ended: set[int] = set()
     turn = 0
-    async with aclosing(generation.run(client)) as arriving:
+    async with AsyncExitStack() as opened:
+        arriving = await opened.enter_async_context(aclosing(generation.run(client)))
+        waiting = opened.enter_context(ExitStack())  # until there is something to print
+        waiting.enter_context(count_seconds(_WORKING))
         async for tokens in arriving:
             for part in generation.detokenizer.decode(tokens):
                 texts[part.index] += part.text
                 if part.finish_reason is not None:
                     ended.add(part.index)
             while turn in ended and not is_alone:
+                waiting.close()
                 _write(f"[{turn}]{texts[turn]}\n".encode())
                 turn += 1
-            if is_alone:
+            if is_alone and texts[0]:
+                waiting.close()
                 _write(texts[0].encode())
                 texts[0] = ""
     if is_alone:

@@ -7,7 +7,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,27 @@ def test_json_is_the_servers_reply(generate: Callable[..., bytes], server: Serve
     document = json.loads(generate(*flags, "the"))
     assert document["choices"] == expected["choices"]
     assert document["model"] == "tiny"
+
+
+@pytest.mark.parametrize("flags", [["a"], ["a", "--n=3"], ["a", "--json"]])
+def test_a_terminal_counts_until_there_is_a_text(
+    flags: list[str], generate: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def count(doing: str) -> Iterator[None]:
+        events.append(doing)
+        yield
+        events.append("end")
+
+    monkeypatch.setattr("srm.server.commands.generate.count_seconds", count)
+    monkeypatch.setattr(
+        "srm.server.commands.generate._write", lambda data: events.append(data.decode())
+    )
+    generate(*flags)
+    assert events[:2] == ["working on the prompt", "end"]
+    assert len(events) > 2 and events.count("end") == 1
 
 
 @pytest.mark.parametrize(

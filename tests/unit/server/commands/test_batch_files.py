@@ -3,6 +3,7 @@ anywhere."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -483,3 +484,14 @@ def test_a_closed_standard_input_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(ConfigError, match="input is missing"):
         open_input(STANDARD, 100)
+
+
+def test_a_long_look_through_the_input_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, hours = tmp_path / "in.jsonl", itertools.count(0.0, 4.0)
+    path.write_bytes(b'{"prompt": "a"}\n' * 7)
+    caplog.set_level("INFO")
+    check_custom_ids(open_input(path, 1_000), path, lambda: next(hours))
+    numbers = [message.split()[2] for message in caplog.messages]
+    assert numbers == ["3", "6"], "twelve seconds each"

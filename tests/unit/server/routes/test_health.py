@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -69,11 +71,23 @@ def test_a_start_says_what_it_does(heard: Heard, monkeypatch: pytest.MonkeyPatch
     )
     since.set(heard.now - 3)
     assert heard.reason() == "the engine is starting: loading, 3 s so far"
-    compiling.set(1)
-    heard.now += 187
-    assert heard.reason() == "the engine is starting: compiling, 190 s so far"
-    with pytest.raises(EngineUnavailable, match=r"is starting: compiling, 190 s so far"):
+    heard.now += 90
+    compiling.set(1, heard.now)
+    heard.now += 12
+    reason = (
+        "the engine is starting: compiling the graph (once per model and machine, usually 30 to "
+        "240 s), 12 s so far"
+    )
+    assert heard.reason() == reason
+    with pytest.raises(EngineUnavailable, match=re.escape(reason)):
         heard.client.open([])
+    region.forget_gauges()
+    assert "compiling" not in heard.reason(), "it died while it compiled"
+    JoinedRegion(region).new_value(
+        *("gauge", metrics_memory.STARTING_SINCE, metrics_memory.STARTING_SINCE, (), (), ""),
+        multiprocess_mode="livemostrecent",
+    ).set(heard.now)
+    assert heard.reason() == "the engine is starting: loading, 0 s so far"
     assert not heard.report(1), "it serves"
     since.set(0)
     heard.engine.give_up("it is gone")
