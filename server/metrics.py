@@ -114,6 +114,12 @@ ENGINE_UP = Gauge(
     ("engine",),
     multiprocess_mode="mostrecent",
 )
+ENGINE_INFO = Gauge(
+    "srm_engine_info",
+    "Always 1: the device of an engine that has answered, its dtype, and the product of a GPU.",
+    ("engine", "device"),
+    multiprocess_mode="mostrecent",
+)
 DATA_FREE = Gauge(
     "srm_data_free_bytes",
     "Free space on the disk of data_dir.",

@@ -28,5 +28,7 @@ class ServerWiring(ServerConfig, frozen=True, forbid_unknown_fields=True):
     kept_model: str = ""
     """Copy of the model's folder from the server's start, read where the folder has changed; empty:
     none."""
+    example: str = ""
+    """The model's own request to try first, as JSON; empty: it has none."""
     why_no_jobs_fd: int = -1
     """Memory of the text that says why batches cannot run, while they cannot; -1: there is none."""

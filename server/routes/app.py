@@ -118,6 +118,8 @@ def create_app(
     def update() -> None:
         for number, reason in enumerate(health.why_not_ready(client, config.stall_s)):
             metrics.ENGINE_UP.labels(str(number)).set(not reason)
+            if status := client.engines[number].status:
+                metrics.ENGINE_INFO.labels(str(number), status.arithmetic).set(1)
         metrics.BUILD_INFO.labels(*health.build()).set(1)
         _update_gauges(store)
 
@@ -153,7 +155,7 @@ def create_app(
     trainers = sglang.SglangRoutes(control, config.model_name, check_ready)
     sglang.add_routes(router, trainers)
     scrape.add_routes(router, config.model_name, update)
-    pages.add_routes(router, OPERATIONS, config.root_path)
+    pages.add_routes(router, OPERATIONS, config.root_path, config.example)
 
     stack = app.build_middleware_stack()
     assert isinstance(stack, ServerErrorMiddleware)  # a bug is answered in our shape, further out

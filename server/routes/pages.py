@@ -9,12 +9,14 @@ holds it to that by the policy sent along. The second is Swagger UI, which shows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from srm.errors import NotFound
@@ -24,7 +26,7 @@ from srm.server.schema.openapi import Operation, document
 OPERATIONS = (
     Operation("GET", "/", "A page to watch the server and to try it.", ("text/html",)),
     Operation("GET", "/dashboard/{name}", "The files of that page.",
-              ("text/html", "text/css", "text/javascript", "image/svg+xml"),
+              ("text/html", "text/css", "text/javascript", "image/svg+xml", "application/json"),
               parameters={"name": "The name of a file."}, errors=(404,)),
     Operation("GET", "/openapi.json", "This interface, as an OpenAPI document.",
               ("application/json",)),
@@ -36,11 +38,13 @@ OPERATIONS = (
 
 FOLDER = Path(__file__).with_name("dashboard")
 _REFERENCE = Path(__file__).with_name("reference")
+_EXAMPLE = "example.json"
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
     ".txt": "text/plain; charset=utf-8",
     "": "text/plain; charset=utf-8",
 }
@@ -58,10 +62,15 @@ _VERSION = "1"
 """Version of the interface; the server's own is another."""
 
 
-def add_routes(router: APIRouter, operations: Iterable[Operation], root_path: str = "") -> None:
-    """Add the routes of both pages; the second documents all operations, below `root_path`."""
-    _serve(router, "/", "/dashboard", FOLDER)
+def add_routes(
+    router: APIRouter, operations: Iterable[Operation], root_path: str = "", example: str = ""
+) -> None:
+    """Add the routes of both pages; the second documents all operations, below `root_path`. Both
+    show `example`, the model's own completion request as JSON, if there is one."""
+    _serve(router, "/", "/dashboard", FOLDER, {_EXAMPLE: (example or "{}").encode()})
     _serve(router, "/docs", "/docs", _REFERENCE)
+    if example:
+        operations = _with_example(operations, msgspec.json.decode(example))
 
     @cache
     def as_json() -> bytes:
@@ -74,9 +83,27 @@ def add_routes(router: APIRouter, operations: Iterable[Operation], root_path: st
         return Response(await asyncio.to_thread(as_json), media_type="application/json")
 
 
-def _serve(router: APIRouter, path: str, below: str, folder: Path) -> None:
-    """Add a page, and the files of its folder that it loads."""
-    files = {file.name: read_file(file) for file in folder.iterdir()}
+def _with_example(operations: Iterable[Operation], example: dict[str, Any]) -> list[Operation]:
+    """Return the operations with the model's example of a completion, in place of those that only
+    the demo can answer."""
+    asked = {name: example[name] for name in ("prompt", "max_tokens") if name in example}
+
+    def changed(operation: Operation) -> Operation:
+        if operation.path != "/v1/completions" or operation.body is None:
+            return operation
+        usual = operation.body.examples.items()
+        others = {name: was | asked for name, was in usual if not {"until", "verify"} & was.keys()}
+        body = replace(operation.body, examples={"The model's own": example} | others)
+        return replace(operation, body=body)
+
+    return [changed(operation) for operation in operations]
+
+
+def _serve(
+    router: APIRouter, path: str, below: str, folder: Path, more: Mapping[str, bytes] = {}
+) -> None:
+    """Add a page, the files of its folder that it loads, and `more`, by their names."""
+    files = {file.name: read_file(file) for file in folder.iterdir()} | more
 
     def send(name: str) -> Response:
         if name not in files:

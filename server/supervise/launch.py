@@ -105,33 +105,39 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
             listeners.append(opened.enter_context(listen(server.admin_host, server.admin_port)))
         own = opened.enter_context(own_folder(server.data_folder))
         supervisor = _supervisor(
-            _with_model(server, own / COPIES),
+            _with_model(server, own / COPIES, example),
             wired(EngineWiring, engine, weights_copies=str(own / COPIES)),
             engine_module,
             listeners,
         )
         url = "http://localhost" if server.uds else url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
-        say = partial(announce, server.model_name, url, page, example, server.uds)
+        asked = printable(example or usual_example(server.model))
+        say = partial(announce, server.model_name, url, page, asked, server.uds)
         return asyncio.run(supervisor.run(say))
 
 
-def read_example(model: Path) -> str:
-    """Return the request to send first to a model of this folder, as JSON in one line. An
-    `example.json` that is no small JSON object is told, and left out."""
+def read_example(model: Path) -> dict[str, Any]:
+    """Return the folder's own request to send first; empty without one. An `example.json` that is
+    no small JSON object is told, and left out."""
     path = model / EXAMPLE
     if path.exists():
         try:
-            return _printable(msgspec.json.decode(read_file(path, MOST_EXAMPLE), type=dict))
+            return msgspec.json.decode(read_file(path, MOST_EXAMPLE), type=dict[str, Any])
         except (OSError, *UNDECODABLE) as error:
             log.warning("%s is no JSON object of 16 KiB (%s): a usual one is shown", path, error)
+    return {}
+
+
+def usual_example(model: Path) -> dict[str, Any]:
+    """Return what to send to a model whose folder does not say it."""
     prompt = QUESTION if (model / "tokenizer.json").exists() else [0]
-    return _printable({"prompt": prompt, "max_tokens": 32, "temperature": 0})
+    return {"prompt": prompt, "max_tokens": 32, "temperature": 0}
 
 
-def _printable(fields: dict[str, Any]) -> str:
-    """Return the fields as JSON. What the output cannot encode, or would move a terminal's cursor,
-    is escaped."""
+def printable(fields: dict[str, Any]) -> str:
+    """Return the fields as JSON in one line. What the output cannot encode, or would move a
+    terminal's cursor, is escaped."""
     text = json.dumps(fields, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "ascii")
@@ -146,7 +152,7 @@ def wired(kind: type[Wiring], config: msgspec.Struct, **own: Any) -> Wiring:
     return kind(**(msgspec.structs.asdict(config) | own))
 
 
-def _with_model(server: ServerConfig, copies: Path) -> ServerWiring:
+def _with_model(server: ServerConfig, copies: Path, example: dict[str, Any]) -> ServerWiring:
     """Return the settings with what they say of the model as it is now, whatever becomes of it."""
     return wired(
         ServerWiring,
@@ -155,6 +161,7 @@ def _with_model(server: ServerConfig, copies: Path) -> ServerWiring:
         served_model_name=server.model_name,
         data_dir=str(server.data_folder),
         kept_model=str(keep_first(server.model, copies) or ""),
+        example=json.dumps(example) if example else "",
     )
 
 

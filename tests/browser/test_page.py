@@ -39,7 +39,8 @@ def test_it_shows_the_numbers_that_metrics_has(server: Server, open_page: Open) 
         expect(page.locator(f"#{row} td").last).to_have_text(count)
     sampled = int(server.metric("srm_engine_decode_tokens_total"))
     shown = {"total": f"{sampled:,}", "slots": f"0 of {NUM_SLOTS} slots", "occupancy": "0 %",
-             "waiting": "0", "state-text": "Ready", "model": "tiny"}  # fmt: skip
+             "waiting": "0", "state-text": "Ready", "model": "tiny", "engines": "1 of 1",
+             "weights": "1", "batches": "0", "batches-ended": "0"}  # fmt: skip
     for name, text in shown.items():
         expect(page.locator(f"#{name}")).to_have_text(text)
     for row in ("first-token", "inter-token", "step-time", "whole-sequence"):
@@ -198,8 +199,8 @@ def test_keyboard_labels_and_headings_are_enough_to_run_a_completion(open_page: 
             page.keyboard.press("Control+A")
             page.keyboard.type("2")
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert {"n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
-            "key", "run"} == set(order)  # fmt: skip
+    assert {"n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "until", "verify",
+            "stop", "key", "", "run"} == set(order)  # fmt: skip
     page.keyboard.press("Enter")
     expect(page.locator("#progress")).to_contain_text("2 of 2 samples ended")
     expect(page.locator("#run")).to_be_focused()
@@ -219,10 +220,13 @@ def test_keyboard_labels_and_headings_are_enough_to_run_a_completion(open_page: 
 
 def test_a_narrow_screen_does_not_scroll_sideways(open_page: Open) -> None:
     page = open_page(320)
-    run(page, prompt="w" * 60, n=3, max_tokens=20)
-    for width in (320, 390, 768, 360):
-        assert is_as_wide_as(page, width)
-        assert page.locator("body *:not(.skip)").evaluate_all(WIDE) == 0
+    page.click("summary")
+    page.locator("#strings").evaluate("one => one.hidden = false")
+    for n in (3, 70):  # beside each other, and counted
+        run(page, prompt="w" * 60, n=n, max_tokens=20)
+        for width in (320, 390, 768, 1440, 360):
+            assert is_as_wide_as(page, width)
+            assert page.locator("body *:not(.skip)").evaluate_all(WIDE) == 0
     hidden = page.locator(".scroll").evaluate(
         """one => {
           for (const cell of one.querySelectorAll("td")) cell.textContent = "123,456 s";

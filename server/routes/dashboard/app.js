@@ -57,6 +57,7 @@ async function askName() {
     const name = (await reply.json()).data[0].id;
     byId("model").textContent = name;
     byId("model").dataset.known = "yes";
+    byId("form").dispatchEvent(new Event("input")); // requests name the model
     document.title = `${name} – SRM server`;
   } catch {
     return; // asked again with the next question for readiness, which says what is wrong

@@ -37,7 +37,7 @@ export function forget() {
 
 /** Up to the chosen reply; a question without one is left out. */
 function said() {
-  const reply = last?.cards[last.chosen].text.data;
+  const reply = last?.cards[last.chosen]?.text.data;
   return reply ? [...turns, message("user", last.asked), message("assistant", reply)] : turns;
 }
 

@@ -1,9 +1,9 @@
-// The playground: one streamed request, its samples side by side.
+// The playground: one streamed request, its samples side by side or counted.
 
-import { forget, goOn, messages, settle } from "./chat.js";
-import { amount, byId, count, duration } from "./show.js";
-
-const NUMBERS = ["n", "max_tokens", "temperature", "top_p", "top_k", "min_p"];
+import { forget, goOn, settle } from "./chat.js";
+import { body, fill, isChat, isCounted, path, showPrograms } from "./request.js";
+import { announce, Answers, Cards } from "./samples.js";
+import { byId } from "./show.js";
 
 let running = null; // the AbortController of the request under way
 
@@ -15,12 +15,15 @@ export function play(headers) {
     if (!running) run(headers());
   });
   form.addEventListener("change", ({ target }) => target.name === "mode" && showMode());
+  form.addEventListener("input", showPrograms);
   byId("new-chat").addEventListener("click", () => {
     forget();
     clear();
   });
   showMode(); // a browser may restore what was chosen before
+  fillIn();
   byId("cancel").addEventListener("click", () => running?.abort());
+  addEventListener("pagehide", () => running?.abort());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.contains(event.target)) {
@@ -30,7 +33,16 @@ export function play(headers) {
   });
 }
 
-const isChat = () => byId("form").elements.mode.value === "chat";
+/** Begin with the request that the model's folder has for it. */
+async function fillIn() {
+  try {
+    fill(await (await fetch(new URL("dashboard/example.json", document.baseURI))).json());
+  } catch {
+    return; // what the page has stays
+  } finally {
+    showPrograms();
+  }
+}
 
 /** Show what the chosen route wants. */
 function showMode() {
@@ -40,50 +52,44 @@ function showMode() {
   running?.abort();
   settle();
   clear();
+  showPrograms();
 }
 
 /** No samples, and nothing said of them. */
 function clear() {
   byId("samples").replaceChildren();
   byId("progress").textContent = "";
-  byId("error").hidden = true;
+  forgive();
 }
 
-/** The request as JSON. A seed may be larger than a JavaScript number: it goes as it is written. */
-function body() {
-  const fields = Object.fromEntries(NUMBERS.map((name) => [name, Number(byId(name).value)]));
-  const stop = byId("stop").value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
-  const json = JSON.stringify({
-    ...(isChat() ? { messages: messages() } : { prompt: byId("prompt").value }),
-    ...fields,
-    ...(stop.length && { stop }),
-    stream: true,
-    stream_options: { include_usage: true, continuous_usage_stats: true },
-  });
-  const seed = byId("seed").value.trim();
-  return seed ? `${json.slice(0, -1)},"seed":${seed}}` : json;
+/** Nothing is wrong, or not any more. */
+function forgive() {
+  byId("error").hidden = true;
+  byId("form").after(byId("error"));
+  for (const field of byId("form").querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
 }
 
 async function run(headers) {
-  const path = isChat() ? "v1/chat/completions" : "v1/completions";
   const asked = byId(isChat() ? "message" : "prompt").value;
-  const samples = new Samples(Number(byId("n").value));
+  const samples = new (isCounted() ? Answers : Cards)(Number(byId("n").value) || 1);
+  if (!isChat()) clear(); // a chat's replies are what its next question goes on from
   running = new AbortController();
   setBusy(true);
-  byId("error").hidden = true;
+  forgive();
+  showPrograms();
   announce("Running");
   try {
-    const reply = await fetch(new URL(path, document.baseURI), {
+    const reply = await fetch(new URL(path(), document.baseURI), {
       method: "POST",
       headers: { "Content-Type": "application/json", ...headers },
       body: body(),
       signal: running.signal,
     });
-    if (!reply.ok) throw new Error(await reason(reply));
+    if (!reply.ok) throw await reason(reply);
     if (isChat()) goOn(asked, samples.show(""));
     else samples.show(asked);
     for await (const event of events(reply.body)) {
-      if (event.error) throw new Error(said(event.error));
+      if (event.error) throw told(event.error);
       samples.add(event);
     }
     samples.finish();
@@ -92,7 +98,7 @@ async function run(headers) {
     const isStopped = error.name === "AbortError";
     samples.finish(isStopped ? "stopped" : "failed");
     if (isStopped) announce("Stopped");
-    else complain(error instanceof TypeError ? "The server cannot be reached." : error.message);
+    else complain(error instanceof TypeError ? "The server cannot be reached." : error.message, error.param);
   } finally {
     running = null;
     setBusy(false);
@@ -117,28 +123,32 @@ async function* events(stream) {
   }
 }
 
-/** One line of an error of the API. */
-function said({ message, param }) {
-  return param && !message.startsWith(param) ? `${param}: ${message}` : message;
+/** An error of the API, in one line. */
+function told({ message, param }, status = "") {
+  const place = param && !message.startsWith(param) ? `${param}: ` : "";
+  return Object.assign(new Error(status + place + message), { param });
 }
 
 async function reason(reply) {
   try {
-    return `${reply.status}: ${said((await reply.json()).error)}`;
+    return told((await reply.json()).error, `${reply.status}: `);
   } catch {
-    return `The server answered ${reply.status} ${reply.statusText}`;
+    return new Error(`The server answered ${reply.status} ${reply.statusText}`);
   }
 }
 
-function complain(message) {
+/** Say what is wrong, below the field that it is about if there is one. */
+function complain(message, param) {
+  const field = byId(String(param).split(/\W/)[0]);
+  if (field?.classList.contains("asked")) {
+    (field.closest("label") ?? field).after(byId("error"));
+    field.setAttribute("aria-invalid", "true");
+    field.setAttribute("aria-errormessage", "error");
+    field.focus();
+  }
   byId("error").textContent = message;
   byId("error").hidden = false;
   if (message.startsWith("401")) byId("key").focus();
-}
-
-/** For those who do not see the page: beginnings and ends, not every token. */
-function announce(message) {
-  byId("announcement").textContent = message;
 }
 
 function setBusy(isBusy) {
@@ -147,78 +157,4 @@ function setBusy(isBusy) {
   byId("cancel").disabled = !isBusy;
   byId("samples").setAttribute("aria-busy", isBusy);
   if (hadFocus) byId(isBusy ? "cancel" : "run").focus(); // a disabled button would lose it
-}
-
-/** The samples of one request. Text is drawn once a frame, however many events came. */
-class Samples {
-  constructor(n) {
-    this.started = performance.now();
-    this.firstAfter = undefined;
-    this.tokens = 0;
-    this.waiting = false;
-    this.n = n;
-    this.cards = [];
-    if (!isChat()) clear(); // a chat's replies are what its next question goes on from
-  }
-
-  /** A card for each, now that the server has taken the request. */
-  show(prompt) {
-    this.cards = Array.from({ length: this.n }, (_, index) => card(prompt, index));
-    byId("samples").replaceChildren(...this.cards.map(({ element }) => element));
-    return this.cards;
-  }
-
-  add(event) {
-    this.firstAfter ??= performance.now() - this.started;
-    this.tokens = event.usage?.completion_tokens ?? this.tokens;
-    for (const choice of event.choices) {
-      const one = this.cards[choice.index];
-      one.fresh += choice.text ?? choice.delta.content ?? "";
-      one.reason = choice.finish_reason ?? one.reason;
-    }
-    if (!this.waiting) {
-      this.waiting = true;
-      requestAnimationFrame(() => this.draw());
-    }
-  }
-
-  draw() {
-    this.waiting = false;
-    for (const one of this.cards) {
-      if (one.fresh) one.text.appendData(one.fresh);
-      one.fresh = "";
-      if (one.reason) one.status.textContent = one.reason;
-    }
-    const seconds = (performance.now() - this.started) / 1000;
-    const ended = this.cards.filter(({ reason: why }) => why).length;
-    byId("progress").textContent =
-      `${ended} of ${this.cards.length} samples ended · ${count(this.tokens)} tokens in ` +
-      `${duration(seconds)} · ${amount(this.tokens / seconds)} tokens a second · first after ` +
-      duration(this.firstAfter === undefined ? undefined : this.firstAfter / 1000);
-  }
-
-  /** Say of those that have not ended why they never will. */
-  finish(why = "") {
-    if (!this.cards.length) return;
-    for (const one of this.cards) one.reason ||= why;
-    this.draw();
-  }
-}
-
-function card(prompt, index) {
-  const element = document.createElement("article");
-  element.className = "card sample";
-  element.setAttribute("aria-label", `Sample ${index + 1}`);
-  const head = document.createElement("h3");
-  const status = document.createElement("span");
-  status.textContent = "…";
-  head.append(`Sample ${index + 1}`, status);
-  const given = document.createElement("span");
-  given.className = "given";
-  given.textContent = prompt;
-  const text = document.createTextNode("");
-  const paragraph = document.createElement("p");
-  paragraph.append(given, text);
-  element.append(head, paragraph);
-  return { element, status, text, fresh: "", reason: "" };
 }

@@ -18,6 +18,7 @@ const NAMES = [
   "srm_engine_decode_tokens_total", "srm_engine_prefill_tokens_total", "srm_engine_steps_total",
   "srm_engine_running_sequences", "srm_engine_waiting_sequences", "srm_engine_num_slots",
   "srm_engine_slot_usage", "srm_engine_batch_rows", "http_requests_total", ...Object.values(TABLE),
+  "srm_engine_up", "srm_engine_info", "srm_weights_version", "srm_batches",
 ];
 
 const isAsked = ({ handler }) => handler.startsWith("/v1/");
@@ -31,6 +32,8 @@ const COUNTERS = {
   requests: (samples) => total(samples, "http_requests_total", isAsked) ?? 0,
   errors: (samples) => total(samples, "http_requests_total", isError) ?? 0,
 };
+
+const ENDED = ["completed", "failed", "expired", "cancelled"]; // what a batch's status may be in the end
 
 const readings = []; // {at, counters, histograms}, newest last
 const curves = { tokens: [], running: [], step: [], requests: [] }; // of {at, value}
@@ -98,6 +101,7 @@ function show(samples) {
   put("step", duration(step));
   put("rows", amount(steps ? grown("rows") / steps : undefined));
   showPool(samples, running);
+  showServer(samples);
   draw("tokens", rates.tokens);
   draw("running", running);
   draw("step", step ?? 0);
@@ -113,6 +117,20 @@ function showPool(samples, running) {
   put("occupancy", usage === undefined ? "–" : isTrace ? "< 0.1 %" : `${amount(percent)} %`);
   put("slots", `${count(running)} of ${count(slots)} slots`);
   byId("occupancy-bar").style.width = `${percent}%`;
+}
+
+function showServer(samples) {
+  const values = (name) => (samples.get(name) ?? []).map(({ value }) => value);
+  const engines = values("srm_engine_up");
+  const devices = new Set(samples.get("srm_engine_info")?.map(({ labels }) => labels.device));
+  const versions = values("srm_weights_version");
+  const hasEnded = ({ status }) => ENDED.includes(status);
+  const ended = total(samples, "srm_batches", hasEnded);
+  put("engines", engines.length ? `${engines.filter(Boolean).length} of ${engines.length}` : "–");
+  put("device", [...devices].join(", ") || "–");
+  put("weights", count(versions.length ? Math.max(...versions) : undefined));
+  put("batches", count(total(samples, "srm_batches", (labels) => !hasEnded(labels))));
+  put("batches-ended", count(ended));
 }
 
 function showPercentiles(id, now) {

@@ -43,7 +43,10 @@ def test_each_process_gets_its_own_settings(tmp_path: Path) -> None:
 
 def test_settings_survive_the_command_line() -> None:
     origins = ("https://a.example", "http://b.example:81")
-    server = ServerWiring(model=Path("a b"), port=0, drain_s=1.5, listen_fd=7, cors_origins=origins)
+    example = json.dumps(launch.read_example(REGEX_MODEL))
+    server = ServerWiring(
+        model=Path("a b"), drain_s=1.5, listen_fd=7, cors_origins=origins, example=example
+    )
     engine = EngineConfig(overlap=False, cache_dir=Path("-x"), drain_s=0.25)
     assert load(ServerWiring, flags(server), {}) == server
     assert load(EngineConfig, flags(engine), {}) == engine
@@ -205,7 +208,7 @@ async def test_the_page_is_said_to_be_where_it_is(
     monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
     with listen(host, 0) as public, listen("127.0.0.1", 0) as admin:
         page = url_of("127.0.0.1", admin)
-        example = launch.read_example(DEMO_MODEL)
+        example = launch.printable(launch.usual_example(DEMO_MODEL))
         await launch.announce("m", url_of(host, public), page, example)
         out = capsys.readouterr().out
         assert f'"prompt": {json.dumps(QUESTION)},' in out
@@ -217,13 +220,16 @@ async def test_the_page_is_said_to_be_where_it_is(
 def test_the_first_example_is_one_that_the_model_knows(tmp_path: Path) -> None:
     """The puzzle model was asked about pears, of which it has no token."""
     readme = (ROOT / "README.md").read_text()
-    asked = json.loads(launch.read_example(REGEX_MODEL))
+    asked = launch.read_example(REGEX_MODEL)
     (shown,) = re.findall(r"'(\{\s*\"prompt\": \"✓.*?\})'", readme, re.S)
     assert asked == json.loads(shown)
-    puzzle = json.loads(launch.read_example(COUNTDOWN_MODEL))
+    puzzle = launch.read_example(COUNTDOWN_MODEL)
     assert set(puzzle["verify"]["using"]) < {*map(int, re.findall(r"\d+", puzzle["prompt"]))}
-    assert json.loads(launch.read_example(DEMO_MODEL))["prompt"] == QUESTION
-    assert launch.read_example(tmp_path) == '{"prompt": [0], "max_tokens": 32, "temperature": 0}'
+    config = launch._with_model(ServerConfig(model=REGEX_MODEL), tmp_path / "copies", asked)
+    assert json.loads(config.example) == asked
+    assert launch.read_example(DEMO_MODEL) == launch.read_example(tmp_path) == {}
+    assert launch.usual_example(DEMO_MODEL)["prompt"] == QUESTION
+    assert launch.usual_example(tmp_path) == {"prompt": [0], "max_tokens": 32, "temperature": 0}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +240,7 @@ def test_an_example_that_is_no_small_object_is_told(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / launch.EXAMPLE).write_text(text)
-    assert json.loads(launch.read_example(tmp_path))["prompt"] == [0]
+    assert launch.read_example(tmp_path) == {}
     assert "example.json is no JSON object of 16 KiB (" in caplog.text
 
 
@@ -248,7 +254,8 @@ async def test_an_example_is_an_argument_of_the_shell(
         (tmp_path / launch.EXAMPLE).write_text(json.dumps({"prompt": prompt}))
         written = io.TextIOWrapper(io.BytesIO(), encoding)
         monkeypatch.setattr(sys, "stdout", written)
-        await launch.announce("m", "http://a", "http://a", launch.read_example(tmp_path))
+        asked = launch.printable(launch.read_example(tmp_path))
+        await launch.announce("m", "http://a", "http://a", asked)
         written.seek(0)
         line = written.read().splitlines()[1]
         assert line.isprintable()
