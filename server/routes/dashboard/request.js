@@ -73,7 +73,7 @@ export function fill(example) {
   byId("prompt").dataset.ids = typeof prompt === "string" ? "" : "yes";
   byId("prompt").value = text(prompt ?? "");
   byId("stop").value = [stop].flat().map((one) => one.replaceAll("\n", "\\n")).join("\n");
-  for (const name of FIELDS) if (name in example) byId(name).value = text(example[name]);
+  for (const name of FIELDS) byId(name).value = text(example[name] ?? "");
   if (verify?.accepts?.length && verify.rejects) offerStrings(String(prompt), verify);
 }
 

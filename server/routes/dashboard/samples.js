@@ -102,7 +102,7 @@ export class Answers extends Samples {
   announced = performance.now();
 
   show() {
-    byId("samples").replaceChildren();
+    this.draw();
     return [];
   }
 
