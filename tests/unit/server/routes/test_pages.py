@@ -17,11 +17,13 @@ async def test_both_pages_have_the_models_example(served: Served) -> None:
         assert reply.headers["x-content-type-options"] == "nosniff"
         document = (await http.get("/openapi.json")).json()
     asked = document["paths"]["/v1/completions"]["post"]["requestBody"]
-    examples = [one["value"] for one in asked["content"]["application/json"]["examples"].values()]
+    examples = [
+        named["value"] for named in asked["content"]["application/json"]["examples"].values()
+    ]
     assert examples[0] == EXAMPLE
     assert len(examples) > 1
-    assert {(one["prompt"], one["max_tokens"]) for one in examples} == {(EXAMPLE["prompt"], 66)}
-    assert not any("verify" in one or "until" in one for one in examples[1:])
+    assert {(body["prompt"], body["max_tokens"]) for body in examples} == {(EXAMPLE["prompt"], 66)}
+    assert not any("verify" in body or "until" in body for body in examples[1:])
 
 
 async def test_a_model_without_an_example_has_the_usual_ones(served: Served) -> None:
