@@ -45,9 +45,7 @@ class TransformerSampler:
         random = torch.Generator(self._device).manual_seed(sampling.seed)
         rollouts: list[list[Rollout]] = [[] for _ in prompts]
         for places in _side_by_side(prompts, max(1, ROWS // sampling.n)):
-            some = torch.tensor(
-                [list(prompts[place]) for place in places], device=self._device
-            )
+            some = torch.tensor([list(prompts[place]) for place in places], device=self._device)
             for begin in range(0, sampling.n, ROWS):
                 count = min(ROWS, sampling.n - begin)
                 completions = self._complete(some, count, sampling.max_tokens, random)
