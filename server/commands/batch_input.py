@@ -100,12 +100,12 @@ def check_custom_ids(
     ConfigError if two lines have one custom_id."""
     if (again := source.again) is None:
         return None
-    last, hashes, said = 0, array("q"), clock()
+    last, hashes, shown_at = 0, array("q"), clock()
     for last, raw in chain.from_iterable(again()):
         if (name := custom_id(raw, last)) is not None:
             hashes.append(hash(name))
-        if (now := clock()) - said >= _SHOWN_S:
-            said = now
+        if (now := clock()) - shown_at >= _SHOWN_S:
+            shown_at = now
             log.info("looked through %s lines for custom_ids that are given twice", f"{last:,}")
     for error in duplicates(hashes, lambda: chain.from_iterable(again()), parse):
         raise ConfigError(f"input = {path}: line {error.line}: {error.message}")

@@ -79,23 +79,25 @@ class Passing:
 def test_a_terminal_counts_on_one_row_that_goes(
     columns: int, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passing, stderr, said = Passing(), Terminal(), list[float]()
+    passing, stderr, reported = Passing(), Terminal(), list[float]()
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("COLUMNS", str(columns))
-    with count_seconds("loading /a/lo\x1bng", said.append, clock=passing.clock, wait=passing.wait):
+    with count_seconds(
+        "loading /a/lo\x1bng", reported.append, clock=passing.clock, wait=passing.wait
+    ):
         assert passing.has_passed.wait(120)
     rows = [f"\r{shown}: {second} s\x1b[K" for second in (1, 2, 3)]
     assert stderr.getvalue() == "".join(rows) + "\r\x1b[K"
-    assert passing.waits == [1.0] * 4 and not said
+    assert passing.waits == [1.0] * 4 and not reported
 
 
 def test_a_pipe_gets_no_count_but_what_its_log_says(capsys: pytest.CaptureFixture[str]) -> None:
-    passing, said = Passing(), list[float]()
-    with count_seconds("loading", said.append, 20.0, passing.clock, passing.wait):
+    passing, reported = Passing(), list[float]()
+    with count_seconds("loading", reported.append, 20.0, passing.clock, passing.wait):
         assert passing.has_passed.wait(120)
     with count_seconds("loading", clock=passing.clock, wait=passing.wait):
         pass
-    assert said == [20.0, 40.0, 60.0] and len(passing.waits) == 4
+    assert reported == [20.0, 40.0, 60.0] and len(passing.waits) == 4
     assert capsys.readouterr().err == ""
 
 
@@ -142,9 +144,9 @@ def test_what_may_take_long_is_counted(
         raise SRMError(counted)
 
     monkeypatch.setattr(f"srm.{module}.count_seconds", refuse)
-    said = ""
+    reported = ""
     try:
         assert start(str(tmp_path / "to"))
     except SRMError as error:
-        said = error.message
-    assert re.search(doing, said + capsys.readouterr().err + caplog.text)
+        reported = error.message
+    assert re.search(doing, reported + capsys.readouterr().err + caplog.text)
