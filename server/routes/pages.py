@@ -103,7 +103,7 @@ def _serve(
     router: APIRouter, path: str, below: str, folder: Path, more: Mapping[str, bytes] = {}
 ) -> None:
     """Add a page, the files of its folder that it loads, and `more`, by their names."""
-    files = {file.name: read_file(file) for file in folder.iterdir()} | more
+    files = {file.name: read_file(file) for file in folder.iterdir()} | dict(more)
 
     def send(name: str) -> Response:
         if name not in files:
