@@ -62,7 +62,7 @@ class UntilBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Samples that are asked for."""
     seeds: int = 1_000
     """Requests of which each count is the mean; fewer where they need many samples."""
-    passk: Path = RECORDS / "2026-11-29-de554b49-passk-regex-written.json"
+    passk: Path = RECORDS / "2026-11-30-0eb5290f-passk-regex-written.json"
     """Record of `srm evaluate passk` whose problems share a budget."""
     budgets: tuple[int, ...] = (50_000, 200_000, 800_000)
     """Tokens of a budget."""
