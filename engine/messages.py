@@ -190,8 +190,6 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     first_wave: int = 0
     """Completions start in order, so many at first and two more for each that has ended: for who
     may soon want no more of them. 0: all start as soon as there are slots."""
-    is_steady: bool = False
-    """One more starts for each that has ended, not two: no more than the first wave ever run."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):

@@ -105,9 +105,8 @@ class SequenceGroup:
         unstarted, wave = self.unstarted, self.request.first_wave
         if not wave:
             return unstarted
-        begun, ended = self.unfinished - unstarted, self.request.params.n - self.unfinished
-        more = 0 if self.request.is_steady else ended
-        return max(0, min(unstarted, wave + more - begun))
+        ended, begun = self.request.params.n - self.unfinished, self.unfinished - unstarted
+        return max(0, min(unstarted, wave + ended - begun))
 
     @property
     def reach(self) -> int:

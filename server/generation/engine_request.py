@@ -28,8 +28,6 @@ from srm.server.text.text import Text
 
 BATCH_PRIORITY = -1
 """Priority of batches: people, of whom the lowest have 0, come before them whosever they are."""
-BUDGET_WAVE = 256
-"""Samples of all prompts that run while a budget is spent."""
 FIRST_WAVE = 64
 """Samples of a prompt that start at once where `until` may need no more. With 1 right in 100, 1.8
 times the tokens needed are computed, with 128 2.0 and with 32 1.6 (`srm bench until`); fewer take
@@ -99,21 +97,17 @@ def engine_requests(
             durable=owner.durable,
             name=request.request_id or "",
             salt=_salt(request, owner),
-            first_wave=_first_wave(request, len(prompts)),
-            is_steady=bool(request.until and request.until.budget),
+            first_wave=_first_wave(request),
         )
         for prompt in asked
     ]
 
 
-def _first_wave(request: CompletionRequest, prompts: int) -> int:
+def _first_wave(request: CompletionRequest) -> int:
     """Return how many samples of a prompt start at once, 0 for all: at least as many as must
-    match, which are needed whatever comes. With a budget, so many that all prompts together keep
-    steps busy: what runs when it is spent was computed for nothing."""
-    until = request.until
-    if until is None or until.count is None:
-        return 0
-    return max(FIRST_WAVE, until.count) if until.budget is None else -(-BUDGET_WAVE // prompts)
+    match, which are needed whatever comes."""
+    count = request.until and request.until.count
+    return max(FIRST_WAVE, count) if count else 0
 
 
 def _salt(request: CompletionRequest, owner: RequestOwner) -> str:

@@ -3,16 +3,15 @@
 With a count m, `until` selects the samples of index 0 … j, j the smallest index up to which m
 samples match. So the reply depends on the samples alone, not on when they finish, and short ones
 have no advantage. Once m have matched, no sample behind the m-th smallest of their indices is
-needed. A budget is spent on samples in an order that depends on them alone too. index = prompt x n
-+ sample. Knows no engine: it only tells which samples are not needed.
+needed. index = prompt x n + sample. Knows no engine: it only tells which samples are not needed.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -51,62 +50,19 @@ class EarlyStop(Generic[_Kept]):
             if len(self._smallest) > self._enough:
                 heapq.heappop(self._smallest)
             if len(self._smallest) == self._enough:
-                self.end_at(1 - self._smallest[0])
+                self._sink(1 - self._smallest[0])
         certain = []
         while self._next < self.end and self._next in self._held:
             certain.append(self._held.pop(self._next))
             self._next += 1
         return certain
 
-    def end_at(self, end: int) -> None:
-        """Have no sample from this index on in the reply."""
+    def _sink(self, end: int) -> None:
         if end >= self.end:
             return
         for index in range(end, self.end):  # n in all, however often it sinks
             self._held.pop(index, None)
         self.end = end
-
-
-class SharedBudget:
-    """The order in which prompts spend a budget of tokens, a sample at a time.
-
-    First each has one. Then comes the prompt that had fewest tokens for each of its matches and one
-    more, of equal ones the first, unless enough of its samples match or all n are drawn. So what
-    is solved leaves its tokens to the rest, and what never matches gets less than what does.
-    """
-
-    def __init__(self, draws: Sequence[EarlyStop[ChoicePart]], budget: int) -> None:
-        self._early_stops = draws
-        self._left = budget
-        self._queues: list[deque[ChoicePart]] = [deque() for _ in draws]
-        self._had = [(0, 0, 0)] * len(draws)  # samples, tokens and matches of each
-        self._next = [(0, 0.0, prompt) for prompt in range(len(draws))]  # a heap
-
-    def spend(self, prompt: int, samples: Sequence[ChoicePart]) -> list[ChoicePart]:
-        """Add samples that follow those before of a prompt; return the ones whose turn came."""
-        self._queues[prompt] += samples
-        paid = []
-        while self._next and (queue := self._queues[place := self._next[0][-1]]):
-            sample = queue.popleft()
-            drawn, tokens, matches = self._had[place]
-            had = drawn + 1, tokens + sample.num_tokens, matches + bool(sample.matched)
-            self._had[place] = had
-            self._left -= sample.num_tokens
-            paid.append(sample)
-            if had[0] == self._early_stops[place].end:
-                heapq.heappop(self._next)
-            else:
-                heapq.heapreplace(self._next, (1, had[1] / (had[2] + 1), place))
-            if self._left <= 0 and all(samples for samples, _, _ in self._had):
-                self._end()
-        return paid
-
-    def _end(self) -> None:
-        for draw, (drawn, _, _) in zip(self._early_stops, self._had, strict=True):
-            draw.end_at(drawn)
-        self._next.clear()
-        for queue in self._queues:
-            queue.clear()
 
 
 class Ranking:
@@ -170,9 +126,6 @@ class SampleSelection:
         self._early_stops: list[EarlyStop[ChoicePart]] | None = None
         if enough is not None:
             self._early_stops = [EarlyStop(request.n, enough) for _ in prompts]
-        self._shared_budget: SharedBudget | None = None
-        if self._early_stops is not None and until is not None and until.budget is not None:
-            self._shared_budget = SharedBudget(self._early_stops, until.budget)
         self._reported_ends = [request.n] * num_prompts
         self._dedup_counts: list[DedupCounts] = []
         if request.returns != "choices":
@@ -235,14 +188,14 @@ class SampleSelection:
     def _certain(self, finished: list[ChoicePart]) -> list[ChoicePart]:
         if self._early_stops is None:
             return finished
-        certain: list[ChoicePart] = []
-        for sample in finished:
-            prompt, index = divmod(sample.index, self._request.n)
-            known = self._early_stops[prompt].add_sample(index, bool(sample.matched), sample)
-            certain += (
-                known if self._shared_budget is None else self._shared_budget.spend(prompt, known)
+        n = self._request.n
+        return [
+            known
+            for sample in finished
+            for known in self._early_stops[sample.index // n].add_sample(
+                sample.index % n, bool(sample.matched), sample
             )
-        return certain
+        ]
 
     def _count(self, sample: ChoicePart) -> None:
         prompt = sample.index // self._request.n

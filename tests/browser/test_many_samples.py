@@ -186,3 +186,13 @@ def test_an_example_of_token_ids_is_sent_as_such(open_page: Open) -> None:
     with page.expect_request("**/v1/completions") as asked:
         run(page, n=1, max_tokens=2)
     assert json.loads(asked.value.post_data or "")["prompt"] == [0, 1]
+
+
+@pytest.mark.parametrize("example", [{"prompt": ["a", "b"]}, {"prompt": "a", "stop": [1, 2]}])
+def test_an_example_that_no_field_can_have_is_left_out(
+    open_page: Open, example: dict[str, Any]
+) -> None:
+    """It was shown in part, and its reply found no cards."""
+    before = open_page().input_value("#prompt")
+    page = open_with(open_page, example, before)
+    expect(page.locator("#stop")).to_have_value("")

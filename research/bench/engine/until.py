@@ -5,21 +5,16 @@ the scheduler that engines have, on results that are made up: lengths are geomet
 each of n samples. The seconds are an engine's with a model, of whose samples some are called right;
 first waves take turns there, and 0 starts all at once. Server and sockets are left out: a sample is
 known to be right in the step that ends it, and a step is always under way meanwhile.
-
-A budget of tokens for all prompts is set beside equal parts of it: samples of each problem of a
-record are right as often as there, and have its mean length.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from research.bench.frame import Record, Settings, note, run, table
@@ -27,15 +22,13 @@ from research.bench.host.load import MODEL, PROMPT_LENGTH
 from srm.engine.config import EngineConfig
 from srm.engine.device.libc import keep_freed_memory
 from srm.engine.device.runner import ModelRunner
-from srm.engine.messages import Output, Request, SamplingParams
+from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.steps.batch import I64, Bool, StepResult
 from srm.engine.weights.checkpoint import load_checkpoint
-from srm.loadtest.records import RECORDS, ROOT
-from srm.server.generation.detokenize import ChoicePart
-from srm.server.generation.sample_selection import EarlyStop, SharedBudget
+from srm.loadtest.records import ROOT
 
 END, OTHER = 1, 2
 """Tokens that are made up: one that ends a sample, and one that does not."""
@@ -46,8 +39,6 @@ TIMED = 0.0003
 MOST_SAMPLES = 300_000
 """About how many all requests of a count need."""
 PUZZLE = "482 of 97 3 5 12"
-SHARED_SEEDS = 3
-"""Draws of the problems' samples, which share a budget."""
 NO_INDICES = np.empty(0, np.int32)
 
 
@@ -62,10 +53,6 @@ class UntilBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Samples that are asked for."""
     seeds: int = 1_000
     """Requests of which each count is the mean; fewer where they need many samples."""
-    passk: Path = RECORDS / "2026-11-30-0eb5290f-passk-regex-written.json"
-    """Record of `srm evaluate passk` whose problems share a budget."""
-    budgets: tuple[int, ...] = (50_000, 200_000, 800_000)
-    """Tokens of a budget."""
     repetitions: int = 10
     """Requests that are timed, each with every first wave."""
     model: Path = ROOT / "models/countdown"
@@ -86,7 +73,7 @@ def measure(config: UntilBenchConfig) -> Record:
         for right in config.right
         for wave in config.first_waves
     ]
-    return {"counted": counted, "timed": _time(config), "shared": _share(config)}
+    return {"counted": counted, "timed": _time(config)}
 
 
 def _count(config: UntilBenchConfig, right: float, wave: int) -> dict[str, float]:
@@ -135,32 +122,6 @@ def _compute(scheduler: Scheduler, lengths: I64, is_right: Bool, wave: int) -> i
         landing = launched or scheduler.schedule()
     scheduler.latencies.publish(is_idle=True)
     return computed
-
-
-def _share(config: UntilBenchConfig) -> list[dict[str, Any]]:
-    """Return how many problems are solved with each budget and seed, shared and in equal parts."""
-    problems = msgspec.json.decode(config.passk.read_bytes())["problems"]
-    rates = np.array([problem["right"] / problem["drawn"] for problem in problems])
-    lengths = np.array([problem["completion_tokens"] / problem["drawn"] for problem in problems])
-    lengths = np.maximum(lengths.round().astype(int), 1)
-    n = min(problem["drawn"] for problem in problems)
-    cases = []
-    for budget, seed in product(config.budgets, range(SHARED_SEEDS)):
-        is_right = np.random.default_rng([seed]).random((len(rates), n)) < rates[:, None]
-        firsts = np.where(is_right.any(1), is_right.argmax(1), n)
-        equal = firsts < budget / len(rates) // lengths
-        draws = [EarlyStop[ChoicePart](n, 1) for _ in problems]
-        order, shared = SharedBudget(draws, budget), 0
-        for prompt, (draw, length) in enumerate(zip(draws, lengths.tolist(), strict=True)):
-            tokens = Output("", 0, bytes(4 * length))
-            for index in range(min(n, int(firsts[prompt]) + 1)):
-                matched = bool(is_right[prompt, index])
-                part = ChoicePart(index, True, "", tokens, [], "stop", None, matched)
-                known = order.spend(prompt, draw.add_sample(index, matched, part))
-                shared += sum(bool(sample.matched) for sample in known)
-        case = {"budget": budget, "seed": seed, "equal": int(equal.sum()), "shared": shared}
-        cases.append(note(case))
-    return cases
 
 
 def _time(config: UntilBenchConfig) -> list[dict[str, Any]]:
@@ -220,16 +181,6 @@ def markdown(record: Record) -> list[str]:
         wave: [entry["seconds"] for entry in timed if entry["first_wave"] == wave]
         for wave in (0, *waves)
     }
-    by_budget = [
-        " | ".join(
-            [f"{budget:,}"]
-            + [
-                ", ".join(str(case[way]) for case in record["shared"] if case["budget"] == budget)
-                for way in ("equal", "shared")
-            ]
-        )
-        for budget in settings["budgets"]
-    ]
     return [
         f"Samples of a request for {settings['samples']:,} that ends at the first right one, by "
         "its first wave, which 2 more follow for each that ends. A ratio is of tokens computed "
@@ -251,9 +202,4 @@ def markdown(record: Record) -> list[str]:
                 for wave, own in times.items()
             ),
         ),
-        "",
-        f"Problems of {Path(settings['passk']).stem} solved by a budget for all, by seed: in equal "
-        "parts, and shared by `until.budget`.",
-        "",
-        *table("tokens | equal parts | shared", by_budget),
     ]

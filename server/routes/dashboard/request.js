@@ -67,14 +67,15 @@ const python = (value) => value.replace(/"(?:[^"\\]|\\.)*"|true|false|null/g,
 
 /** Fill the form with a model's example, and offer its strings if the prompt is made of those it accepts. */
 export function fill(example) {
-  if (!Object.keys(example).length) return;
   const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
   const { prompt, stop = [], verify } = example;
+  const isOne = typeof prompt === "string" || (Array.isArray(prompt) && prompt.every(Number.isInteger));
+  if (!isOne || ![stop].flat().every((one) => typeof one === "string")) return; // no field has it
   byId("prompt").dataset.ids = typeof prompt === "string" ? "" : "yes";
-  byId("prompt").value = text(prompt ?? "");
+  byId("prompt").value = text(prompt);
   byId("stop").value = [stop].flat().map((one) => one.replaceAll("\n", "\\n")).join("\n");
   for (const name of FIELDS) byId(name).value = text(example[name] ?? "");
-  if (verify?.accepts?.length && verify.rejects) offerStrings(String(prompt), verify);
+  if (Array.isArray(verify?.accepts) && Array.isArray(verify.rejects)) offerStrings(String(prompt), verify);
 }
 
 function offerStrings(prompt, verify) {

@@ -21,7 +21,7 @@ from tests.kit.models.tiny_tokenizer import tiny_folder
 
 OF_A_REQUEST = {
     *("priority", "precedence", "emit", "stream", "share", "weight", "durable"),
-    *("first_wave", "is_steady"),
+    "first_wave",
 }
 SMALL: dict[str, int] = {
     "num_slots": 8,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,16 +34,15 @@ def group_of(scheduler: Scheduler, name: str = "a") -> SequenceGroup:
     num_slots=st.integers(1, 40),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=40),
     prompt=st.sampled_from([[5], [5, 6, 7]]),
-    is_steady=st.booleans(),
 )
 def test_two_more_start_for_each_that_has_ended(
-    first_wave: int, num_slots: int, lengths: list[int], prompt: list[int], is_steady: bool
+    first_wave: int, num_slots: int, lengths: list[int], prompt: list[int]
 ) -> None:
-    """Or one, if so many are to run all the time."""
     scheduler = scheduler_of(num_slots=num_slots, max_step_rows=64, max_step_tokens=128)
     n, run = len(lengths), [0] * len(lengths)
-    wave: dict[str, Any] = {"first_wave": first_wave, "is_steady": is_steady}
-    request = request_of(prompt=prompt, n=n, max_tokens=9, stop_token_ids=(END,), **wave)
+    request = request_of(
+        prompt=prompt, n=n, max_tokens=9, stop_token_ids=(END,), first_wave=first_wave
+    )
     scheduler.add(request)
     ended: list[int] = []
     while (batch := scheduler.schedule()) is not None:
@@ -54,7 +51,7 @@ def test_two_more_start_for_each_that_has_ended(
             run[index] += 1
         started = sum(map(bool, run))
         assert all(run[:started]), "not in order"
-        may_start = min(n, first_wave + (2 - is_steady) * len(ended), len(ended) + num_slots)
+        may_start = min(n, first_wave + 2 * len(ended), len(ended) + num_slots)
         assert started == may_start or not indices
         tokens = [END if run[index] == lengths[index] else OTHER for index in indices]
         ended += [output.index for output in complete(scheduler, batch, tokens)]

@@ -9,7 +9,6 @@ import pytest
 
 from srm.engine.messages import Request, SamplingParams
 from srm.server.generation.engine_request import (
-    BUDGET_WAVE,
     FIRST_WAVE,
     RequestOwner,
     engine_requests,
@@ -64,9 +63,6 @@ def test_what_until_may_not_need_starts_in_waves(text: Text) -> None:
         for request in asked(text, n=10 * FIRST_WAVE, until=until):
             assert request.first_wave == wave
     assert asked(text, n=10 * FIRST_WAVE)[0].first_wave == 0
-    until = {"match": "a", "count": 1, "budget": 10**6}
-    for request in asked(text, n=10 * FIRST_WAVE, until=until):  # of two prompts
-        assert (request.first_wave, request.is_steady) == (BUDGET_WAVE // 2, True)
 
 
 def test_what_lasts_is_drawn_from_its_id(text: Text) -> None:
