@@ -137,7 +137,7 @@ def test_a_slip_of_the_pen_is_one_line(
         (["bench", "engine", "--seconds=0"], "seconds must be above 0, got 0.0"),
         (["bench", "prefill", "--repetitions=0"], "repetitions must be at least 1, got 0"),
         (["bench", "prefill", "--step-tokens=9"], "step_tokens must be at least the longest of"),
-        (["bench"], "measures kernels, engine, prefill, host, "),
+        (["bench"], "measures kernels, engine, prefill, until, "),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(
