@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.3.0"
-"""Of wheel, server, image and tag; tests hold the other places where it stands to it."""
+"""The version of wheel, server, image and tag."""
 _HOMES = {
     "Engine": "srm.engine.python.offline",
     "SamplingParams": "srm.engine.messages",

@@ -126,7 +126,7 @@ class CoverageFlags(ExperimentSettings, frozen=True):
 
     @property
     def time(self) -> str:
-        """What minutes and seconds are of, in words."""
+        """The word for whose minutes and seconds are counted: `processor` or `GPU`."""
         return "processor" if self.device == "cpu" else "GPU"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a release is made of agrees: one version, one list of Pythons, metadata that others read."""
+"""All files of a release name the same version, licence and versions of Python."""
 
 from __future__ import annotations
 

@@ -418,8 +418,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(entries[index].versions) in {0, len(entries[index].token_ids)}
             whose = {"cached_tokens": 0, "first_version": 0, "versions": b""}
             assert replace(entries[index], **whose) == output
-            # A prompt that is scored may be fed again from a kept state, once its scores are sent.
             assert entries[index].cached_tokens < len(request.prompt_token_ids) // 4
+            if request.params.prompt_logprobs is not None:
+                assert entries[index].cached_tokens < first_scored(request)
         if PROMPT in entries and len(entries) > 1:
             assert entries[PROMPT].token_ids == scored_ids(request)
         if request.params.max_tokens and request.params.prompt_logprobs is not None:

@@ -1,4 +1,4 @@
-"""What `make test-fast` chooses, and that it ends in time."""
+"""`make test-fast` chooses the tests of what changed, and starts none after its time."""
 
 from __future__ import annotations
 
