@@ -187,9 +187,9 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     """The name that its client gave it, for `EndRequests`; other requests may have the same one."""
     salt: str = ""
     """Kept states of prompts are only used among requests of the same salt."""
-    first_wave: int = 0
-    """Completions start in order, so many at first and two more for each that has ended: for who
-    may soon want no more of them. 0: all start as soon as there are slots."""
+    first_wave: int | None = None
+    """So many completions, the first ones, may start until a StartSamples lets more start: for who
+    may soon want no more of them. None: all start as soon as there are slots."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
@@ -211,6 +211,14 @@ class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """int32 little-endian, each 0 … n - 1."""
     cut: int | None = None
     """End every completion from this index on too, started or not: none of them starts any more."""
+
+
+class StartSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="start_samples"):
+    """Let completions of a request start, whose Request held them back; unknown ids are ignored."""
+
+    id: str
+    below: int
+    """Those before this index, and no fewer than before."""
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="take_snapshot"):
@@ -473,5 +481,6 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
 
 AboutWeights = LoadWeights | HoldWeights | PutWeights
 Control = Pause | Resume | EndRequests | DropPrefixes
-ToEngine = Request | Abort | StopSamples | TakeSnapshot | AboutWeights | Hello | Control
+AboutRequest = Request | Abort | StopSamples | StartSamples
+ToEngine = AboutRequest | TakeSnapshot | AboutWeights | Hello | Control
 FromEngine = Outputs | Refusal | Done | Status

@@ -50,11 +50,12 @@ class Part:
         """Return which of the request's samples the one at this place is."""
         return index if self.samples is None else int(self.samples[index])
 
-    def again(self, left: I64, engine: int) -> Part:
-        """Return what another engine is to run: the samples `left`, under an id of its own."""
+    def again(self, left: I64, engine: int, start_below: int | None) -> Part:
+        """Return what another engine is to run: the samples `left`, under an id of its own, of
+        which those of the request's before `start_below` may start, None: all."""
         runs = self.runs + 1
         name = self.request.id.rpartition("~")[0] if self.runs > 1 else self.request.id
-        request = _only(self.request, f"{name}~{runs}", left)
+        request = _only(self.request, f"{name}~{runs}", left, start_below)
         return Part(request, self.place, engine, left, runs)
 
 
@@ -107,13 +108,12 @@ class Spread:
             engines = self.choose(request, most) or [0]  # which then refuses it
         if len(engines) == 1:
             return [Part(request, place, engines[0], None, 1)]
-        # A wave too is all engines' together.
-        wave = -(-request.first_wave // len(engines))
-        of_part, divided = msgspec.structs.replace(request, first_wave=wave), []
+        divided = []
         for part, engine in enumerate(engines):
             samples = np.arange(part, params.n, len(engines))
             name = f"{request.id}#{part}" if part else request.id
-            divided.append(Part(_only(of_part, name, samples), place, engine, samples, 1))
+            of_part = _only(request, name, samples, request.first_wave)
+            divided.append(Part(of_part, place, engine, samples, 1))
         return divided
 
     def choose(self, request: Request, most: int, without: int = -1) -> list[int]:
@@ -154,8 +154,11 @@ class Spread:
         return max(given, now) / status.num_slots
 
 
-def _only(request: Request, name: str, samples: I64) -> Request:
-    """Return the request for these of its samples alone."""
+def _only(request: Request, name: str, samples: I64, start_below: int | None) -> Request:
+    """Return the request for these of its samples alone, of which those before may start."""
     params = msgspec.structs.replace(request.params, n=len(samples))
     numbers = samples.astype("<i4").tobytes()
-    return msgspec.structs.replace(request, id=name, params=params, samples=numbers)
+    wave = None if start_below is None else int(np.searchsorted(samples, start_below))
+    return msgspec.structs.replace(
+        request, id=name, params=params, samples=numbers, first_wave=wave
+    )

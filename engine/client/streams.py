@@ -36,6 +36,7 @@ from srm.engine.messages import (
     Outputs,
     Refusal,
     Request,
+    StartSamples,
     StopSamples,
     ToEngine,
     error_of,
@@ -110,6 +111,7 @@ class Stream(AbstractContextManager["Stream"]):
         self._state = self._unread.state
         self._is_durable = all(request.durable for request in requests)
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
+        self._start_below = [request.first_wave for request in requests]
         self._outputs: list[tuple[int, Output]] = []
         self._error: Exception | None = None
         self._again_version = 0  # of the weights that what comes again is of
@@ -219,6 +221,16 @@ class Stream(AbstractContextManager["Stream"]):
                     message = StopSamples(part.request.id, local.astype("<i4").tobytes())
                     self._streams.send(part.engine, message)
 
+    def start_below(self, place: int, index: int) -> None:
+        """Let the completions of a request before this one start, where it held them back."""
+        before = self._start_below[place]
+        if before is None or index <= before:
+            return
+        self._start_below[place] = index
+        for part in self.parts[place]:
+            if (below := part.first_from(index)) > part.first_from(before):
+                self._streams.send(part.engine, StartSamples(part.request.id, below))
+
     def cut(self, place: int, end: int) -> int:
         """End a request's completions from index `end` on, started or not; returns how many tokens
         that drops: nothing more comes of them, not even what has arrived and was not taken."""
@@ -299,7 +311,7 @@ class Stream(AbstractContextManager["Stream"]):
         )
         self._again_version = status.weights_version
         streams.again.add(self)
-        again = part.again(left, engine[0])
+        again = part.again(left, engine[0], self._start_below[part.place])
         own = self.parts[part.place]
         own[own.index(part)] = again
         streams.take_back(part)

@@ -18,7 +18,7 @@ import msgspec
 
 from srm.engine.constraints.grammars import Grammar, Grammars
 from srm.engine.constraints.share_lines import Share, ShareLines
-from srm.engine.messages import Request, StopSamples
+from srm.engine.messages import Request, StartSamples, StopSamples
 from srm.engine.process.table_process import CPU_S, OutOfTime, TableProcess
 from srm.errors import InvalidRequest, Overloaded, RequestError
 from srm.limited_process import FIRST_CPU_S
@@ -34,7 +34,7 @@ class Waiting(NamedTuple):
 
     client: bytes
     request: Request
-    stops: list[StopSamples]
+    choices: list[StopSamples | StartSamples]
     build: _Build
 
     @property
@@ -100,12 +100,10 @@ class Compiling:
         self._threads.submit(self._build_all)
         return True
 
-    def stop(self, client: bytes, message: StopSamples) -> bool:
-        """Note that samples of a request that waits are to be stopped; False if it does not."""
-        waiting = self._waiting.get((client, message.id))
-        if waiting is not None:
-            waiting.stops.append(message)
-        return waiting is not None
+    def note(self, client: bytes, message: StopSamples | StartSamples) -> None:
+        """Note which samples of a request are to be stopped or started, if it waits."""
+        if (waiting := self._waiting.get((client, message.id))) is not None:
+            waiting.choices.append(message)
 
     def take_compiled(self) -> Iterator[tuple[Waiting, RequestError | None]]:
         """Yield those that wait no more, and why the constraint is refused if it is."""

@@ -95,7 +95,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self._in_flight is not None or self.scheduler.num_requests > 0
+        return self._in_flight is not None or self.scheduler.has_work
 
     def has_request(self, request_id: str) -> bool:
         """Whether Outputs of this request are still to come."""
@@ -148,6 +148,11 @@ class Engine:
         metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices, cut))
         metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
         self._publish()  # there may be no further step to do it
+
+    def start_below(self, request_id: str, index: int) -> None:
+        """Let the samples of a request before this one start. See StartSamples."""
+        self.scheduler.start_below(request_id, index)
+        self._publish()
 
     def take_tokens(self) -> list[StepTokens]:
         """Take the Tokens of the steps since the last call, which come besides their Outputs."""

@@ -36,6 +36,7 @@ from srm.engine.messages import (
     Pause,
     Request,
     Resume,
+    StartSamples,
     StopSamples,
     TakeSnapshot,
     ToEngine,
@@ -190,7 +191,8 @@ class EngineProcess:
     def _is_over(self) -> bool:
         if self._deadline is None:
             return False
-        has_others = self._engine.has_work and len(self._owner) > len(self._durable_ids)
+        has_requests = self._engine.has_work or self._engine.scheduler.num_requests > 0
+        has_others = has_requests and len(self._owner) > len(self._durable_ids)
         return not has_others or time.monotonic() >= self._deadline
 
     def _take_last_snapshot(self) -> None:
@@ -247,8 +249,8 @@ class EngineProcess:
                 self._send(client, Done(message.id, {"tokens": sampled}))
         elif isinstance(message, TakeSnapshot):
             self._durable.ask(partial(self._answer, client, message.id))
-        elif isinstance(message, StopSamples):
-            self._stop_samples(client, message)
+        elif isinstance(message, StopSamples | StartSamples):
+            self._choose_samples(client, message)
         elif isinstance(message, Request):
             self._receive_request(client, message)
         elif isinstance(message, Control):
@@ -386,8 +388,8 @@ class EngineProcess:
             except (RequestError, EngineUnavailable) as refused:
                 self._send(client, refusal(request.id, refused))
                 continue
-            for message in waiting.stops:
-                self._stop_samples(client, message)
+            for message in waiting.choices:
+                self._choose_samples(client, message)
 
     def _receive_request(self, client: bytes, request: Request) -> None:
         """Add a request, or have its constraint compiled first. Its time counts from now on."""
@@ -418,9 +420,12 @@ class EngineProcess:
         stream = (self.clients.number(client) << STREAM_BITS) + request.stream
         return msgspec.structs.replace(request, stream=stream)
 
-    def _stop_samples(self, client: bytes, message: StopSamples) -> None:
+    def _choose_samples(self, client: bytes, message: StopSamples | StartSamples) -> None:
         if self._owner.get(message.id) != client:
-            self._compiling.stop(client, message)
+            self._compiling.note(client, message)
+            return
+        if isinstance(message, StartSamples):
+            self._engine.start_below(message.id, message.below)
             return
         whole = len(message.indices) - len(message.indices) % 4
         indices = np.frombuffer(message.indices[:whole], "<i4")

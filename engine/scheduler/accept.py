@@ -89,7 +89,7 @@ def _check_turn(request: Request) -> None:
                 f"{name} must be -{MAX_PRIORITY} … {MAX_PRIORITY}, got {getattr(request, name)}",
                 name,
             )
-    if request.first_wave < 0:
+    if request.first_wave is not None and request.first_wave < 0:
         raise InvalidRequest(
             f"first_wave must be at least 0, got {request.first_wave}", "first_wave"
         )
@@ -257,8 +257,6 @@ class RequestRegistry:
                 finished.append(group.request.id)
                 self._latencies.finish(group)
                 self._forget(group)
-            elif group.unstarted:
-                self._admission.go_on(group)
         return finished
 
     def _forget(self, group: SequenceGroup) -> None:

@@ -50,7 +50,7 @@ class Admission:
     waiting: FairQueue = field(default_factory=FairQueue)  # for a slot to prefill into
     forking: FairQueue = field(default_factory=FairQueue)  # prefilled, for slots to start in
     paced: dict[SequenceGroup, None] = field(default_factory=dict)
-    """Groups in no line, since enough of their sequences run: more may start as these end."""
+    """Groups in no line: none of those left may start yet."""
     prefill: Prefill = field(init=False)
     refeed: Refeed = field(init=False)
     is_held: bool = False  # only what is parked gets slots
@@ -89,8 +89,9 @@ class Admission:
         else:
             self.paced[group] = None
 
-    def go_on(self, group: SequenceGroup) -> None:
-        """Let more sequences of a group start, where some of it have ended."""
+    def start_below(self, group: SequenceGroup, index: int) -> None:
+        """Let the sequences of a group before this index start."""
+        group.start_below = max(group.start_below, index)
         self._count_waiting(group, group.startable)
         if group in self.paced and group.startable:
             del self.paced[group]
@@ -320,18 +321,20 @@ class Admission:
 
     def _give_up_prefix(self, share: FairShare) -> bool:
         """Have a group give up the state of its prompt for this share, and feed it again when it is
-        its turn; returns whether the slot is free now."""
+        its turn; returns whether a slot is free now."""
         for group in () if self._yielding else self._givers(share):
-            if group.prefix and group.prefix.pins == 1:
+            is_paced = self.paced.pop(group, 0) is None
+            if group.prefix and (is_paced or group.prefix.pins == 1):
                 self.forking.discard(group)
-                self.paced.pop(group, None)
                 self._yielding = group
-                return self._yield()
-        return False
+                if not self._yield() or self.prefixes.num_available:
+                    break
+        return self.prefixes.num_available > 0
 
     def _givers(self, share: FairShare) -> Iterator[SequenceGroup]:
-        """Yield groups that may have to give up their state for this share: of lower priority, or
-        of a share with more than twice the states, that have made use of it or can make none."""
+        """Yield groups that may have to give up their state for this share: those of which nothing
+        may start, and those of lower priority, or of a share with more than twice the states, that
+        have made use of it or can make none."""
         priority = share.tier.priority
 
         def is_spared(other: FairShare) -> bool:
@@ -339,7 +342,7 @@ class Admission:
                 return other.tier.priority > priority
             return other is share or bool(share.pins and other.pins <= 2 * (share.pins + 1))
 
-        paced = [group for group in self.paced if not is_spared(group.share)]
+        paced = [group for group in self.paced if group.prefix]
         yield from sorted(paced, key=lambda group: (group.share.tier.priority, -group.share.pins))
         for lower in reversed(self.forking.priorities):
             line = self.forking.get_queue(lower)

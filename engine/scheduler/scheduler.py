@@ -238,9 +238,12 @@ class Scheduler:
         table.free(slots)
         self.admission.shares.own(group.share, group.request.precedence, -len(slots))
         group.unfinished -= count
-        if group.unstarted:
-            self.admission.go_on(group)
         return count
+
+    def start_below(self, request_id: str, index: int) -> None:
+        """Let the samples before this index start, where the request held them back."""
+        if (group := self.registry.by_id.get(request_id)) is not None:
+            self.admission.start_below(group, index)
 
     def _stop_parked(self, group: SequenceGroup, indices: I32, cut: int | None) -> int:
         """End these samples of a group where they are parked; return how many were."""
@@ -305,6 +308,12 @@ class Scheduler:
             if group.is_resumable:
                 have_met = self.table.switches.have_met(group.first_id + parked.indices)
                 yield group.request, parked.only(np.flatnonzero(~have_met))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has something to do, and does not wait for StartSamples alone."""
+        is_all_paced = len(self.admission.paced) == self.num_requests
+        return not (is_all_paced and self.is_quiet)
 
     @property
     def is_quiet(self) -> bool:

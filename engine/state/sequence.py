@@ -47,6 +47,8 @@ class SequenceGroup:
     to_start: int = 0
     """Sequences that start anew: all n, but for a cut and for those that were parked."""
     started: int = 0  # how many of these were given a slot
+    start_below: int = field(init=False)
+    """Samples before this one may start."""
     begun_at: int = 0  # how many were when its prompt was last begun
     waiting: int = 0  # how many are counted as waiting for slots
     fresh: I64 | None = None
@@ -83,6 +85,10 @@ class SequenceGroup:
     """i32[n], from the first slot on: the last one that each sample was given, if any; some may
     have been given back, and be others' by now."""
 
+    def __post_init__(self) -> None:
+        wave = self.request.first_wave
+        self.start_below = self.request.params.n if wave is None else wave
+
     @property
     def order(self) -> Order:
         """Served first is largest: higher priority, then a short prompt, then earlier arrival."""
@@ -99,14 +105,8 @@ class SequenceGroup:
 
     @property
     def startable(self) -> int:
-        """Unstarted sequences that may start now: all, or with a first wave so many more as it has
-        and as have ended than run and are parked. Those cut off count as ended: what is left is
-        then known to be needed. Once it is 0, some run or are parked."""
-        unstarted, wave = self.unstarted, self.request.first_wave
-        if not wave:
-            return unstarted
-        ended, begun = self.request.params.n - self.unfinished, self.unfinished - unstarted
-        return max(0, min(unstarted, wave + ended - begun))
+        """Unstarted sequences that may start now."""
+        return self.unstarted - self.unstarted_from(self.start_below)
 
     @property
     def reach(self) -> int:
@@ -119,9 +119,8 @@ class SequenceGroup:
 
     def unstarted_from(self, index: int) -> int:
         """Samples from this one on that are still to start."""
-        if self.fresh is None:
-            return max(0, self.to_start - max(index, self.started))
-        return int(np.count_nonzero(self.fresh[self.started : self.to_start] >= index))
+        first = index if self.fresh is None else int(np.searchsorted(self.fresh, index))
+        return max(0, self.to_start - max(self.started, first))
 
     def next_fresh(self, count: int) -> I64:
         """The next samples to start: i64[count]."""

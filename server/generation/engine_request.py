@@ -28,10 +28,6 @@ from srm.server.text.text import Text
 
 BATCH_PRIORITY = -1
 """Priority of batches: people, of whom the lowest have 0, come before them whosever they are."""
-FIRST_WAVE = 64
-"""Samples of a prompt that start at once where `until` may need no more. With 1 right in 100, 1.8
-times the tokens needed are computed, with 128 2.0 and with 32 1.6 (`srm bench until`); fewer take
-more waves, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +75,11 @@ def engine_requests(
     owner: RequestOwner,
     prompts: Sequence[Prompt],
     asked: Iterable[int],
+    first_waves: Sequence[int | None],
 ) -> list[Request]:
     """Return the engine's requests for the prompts at the indices `asked`, in this order.
 
-    `id` is unique; `params` lacks the seed.
+    `id` is unique; `params` lacks the seed. `first_waves` has `Request.first_wave` of each prompt.
     """
     return [
         Request(
@@ -97,17 +94,10 @@ def engine_requests(
             durable=owner.durable,
             name=request.request_id or "",
             salt=_salt(request, owner),
-            first_wave=_first_wave(request),
+            first_wave=first_waves[prompt],
         )
         for prompt in asked
     ]
-
-
-def _first_wave(request: CompletionRequest) -> int:
-    """Return how many samples of a prompt start at once, 0 for all: at least as many as must
-    match, which are needed whatever comes."""
-    count = request.until and request.until.count
-    return max(FIRST_WAVE, count) if count else 0
 
 
 def _salt(request: CompletionRequest, owner: RequestOwner) -> str:

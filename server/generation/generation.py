@@ -90,6 +90,7 @@ class Generation:
             for i, prompt in enumerate(self.prompts)
             if self._params.max_tokens or (is_scored and prompt.num_tokens > 1)
         ]
+        self._places = {prompt: place for place, prompt in enumerate(self._asked)}
         self.asks_for_all = len(self._asked) == len(prompts)
         """Whether every prompt needs the engine."""
 
@@ -155,7 +156,8 @@ class Generation:
         if not self.asks_for_all:
             yield self._without_engine()
         requests = engine_requests(
-            self._id, self.request, self._params, self.owner, self.prompts, self._asked
+            *(self._id, self.request, self._params, self.owner, self.prompts, self._asked),
+            self._selection.first_waves(),
         )
         if not requests:
             return
@@ -192,20 +194,23 @@ class Generation:
         if not finished:
             return []
         certain = await self._selection.add_finished(finished)
-        self._stop_others()
+        self._choose_samples()
         return certain
 
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are certain only when all samples have finished."""
         return self._selection.rest()
 
-    def _stop_others(self) -> None:
-        """End the samples that are known not to be in the reply."""
+    def _choose_samples(self) -> None:
+        """End the samples that are known not to be in the reply, and let others start."""
         n = self.request.num_samples
         for prompt, begin, end in self._selection.unneeded():
             assert self.stream is not None, "samples without tokens do not match"
-            unread = self.stream.cut(self._asked.index(prompt), begin)
+            unread = self.stream.cut(self._places[prompt], begin)
             self.detokenizer.cut(prompt * n + begin, prompt * n + end, unread)
+        for prompt, below in self._selection.startable().items():
+            if self.stream is not None and prompt in self._places:
+                self.stream.start_below(self._places[prompt], below)
 
     def _without_engine(self) -> Tokens:
         """Return the samples of prompts that need no engine: finished, without new tokens."""

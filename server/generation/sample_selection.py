@@ -1,68 +1,26 @@
 """Selects which finished samples become the choices of a reply: `until`, `return` and `best_of`.
 
-With a count m, `until` selects the samples of index 0 … j, j the smallest index up to which m
-samples match. So the reply depends on the samples alone, not on when they finish, and short ones
-have no advantage. Once m have matched, no sample behind the m-th smallest of their indices is
-needed. index = prompt x n + sample. Knows no engine: it only tells which samples are not needed.
+index = prompt x n + sample. Knows no engine: it only tells which samples may start, and which are
+not needed.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 from msgspec import UNSET
 
 from srm.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.early_stop import EarlyStop, SharedBudget
 from srm.server.generation.matching import Pattern
 from srm.server.generation.verification import Verifier
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Counted, Samples
-
-_Kept = TypeVar("_Kept")
-
-
-class EarlyStop(Generic[_Kept]):
-    """The samples of one prompt, until enough of them match."""
-
-    def __init__(self, n: int, enough: int) -> None:
-        """`enough` is how many must match, 1 … n."""
-        self.end = n
-        """Samples from this index on are not in the reply; it only decreases."""
-        self._enough = enough
-        self._smallest: list[int] = []  # negated indices of the first that matched, a heap
-        self._next = 0  # all before it have been returned
-        self._held: dict[int, _Kept] = {}
-
-    def add_sample(self, index: int, matched: bool, sample: _Kept) -> list[_Kept]:
-        """Add a finished sample; return those now known to be in the reply, in order."""
-        if index >= self.end:
-            return []
-        self._held[index] = sample
-        if matched:
-            heapq.heappush(self._smallest, -index)
-            if len(self._smallest) > self._enough:
-                heapq.heappop(self._smallest)
-            if len(self._smallest) == self._enough:
-                self._sink(1 - self._smallest[0])
-        certain = []
-        while self._next < self.end and self._next in self._held:
-            certain.append(self._held.pop(self._next))
-            self._next += 1
-        return certain
-
-    def _sink(self, end: int) -> None:
-        if end >= self.end:
-            return
-        for index in range(end, self.end):  # n in all, however often it sinks
-            self._held.pop(index, None)
-        self.end = end
 
 
 class Ranking:
@@ -126,7 +84,11 @@ class SampleSelection:
         self._early_stops: list[EarlyStop[ChoicePart]] | None = None
         if enough is not None:
             self._early_stops = [EarlyStop(request.n, enough) for _ in prompts]
+        self._budget: SharedBudget[ChoicePart] | None = None
+        if self._early_stops is not None and until is not None and until.budget is not None:
+            self._budget = SharedBudget(self._early_stops, until.budget)
         self._reported_ends = [request.n] * num_prompts
+        self._touched: set[int] = set()  # prompts of which samples were added since the last look
         self._dedup_counts: list[DedupCounts] = []
         if request.returns != "choices":
             keeps_first, budget = request.returns == "unique", Budget()
@@ -163,11 +125,32 @@ class SampleSelection:
 
         Each is named once.
         """
-        for prompt, draw in enumerate(self._early_stops or ()):
-            end = self._reported_ends[prompt]
-            if draw.end < end:
-                self._reported_ends[prompt] = draw.end
-                yield prompt, draw.end, end
+        early_stops, ends = self._early_stops or [], self._reported_ends
+        is_spent = self._budget is not None and self._budget.is_spent
+        for prompt in range(len(early_stops)) if is_spent else self._touched:
+            end = ends[prompt]
+            if early_stops[prompt].end < end:
+                ends[prompt] = early_stops[prompt].end
+                yield prompt, early_stops[prompt].end, end
+
+    def first_waves(self) -> list[int | None]:
+        """Return how many samples of each prompt may start at once; None: all."""
+        if self._early_stops is None:
+            return [None] * len(self._drawn)
+        if self._budget is None:
+            return [draw.start_below for draw in self._early_stops]
+        more = self._budget.start_more()
+        return [more.get(prompt, 0) for prompt in range(len(self._drawn))]
+
+    def startable(self) -> dict[int, int]:
+        """Return the prompts of which more samples may start since the last call, each with how
+        many in all."""
+        touched, self._touched = self._touched, set()
+        if self._early_stops is None:
+            return {}
+        if self._budget is not None:
+            return self._budget.start_more()
+        return {prompt: self._early_stops[prompt].start_below for prompt in touched}
 
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are known only when all samples have finished."""
@@ -188,14 +171,13 @@ class SampleSelection:
     def _certain(self, finished: list[ChoicePart]) -> list[ChoicePart]:
         if self._early_stops is None:
             return finished
-        n = self._request.n
-        return [
-            known
-            for sample in finished
-            for known in self._early_stops[sample.index // n].add_sample(
-                sample.index % n, bool(sample.matched), sample
-            )
-        ]
+        certain: list[ChoicePart] = []
+        for sample in finished:
+            prompt, index = divmod(sample.index, self._request.n)
+            self._touched.add(prompt)
+            known = self._early_stops[prompt].add_sample(index, bool(sample.matched), sample)
+            certain += known if self._budget is None else self._budget.spend(prompt, known)
+        return certain
 
     def _count(self, sample: ChoicePart) -> None:
         prompt = sample.index // self._request.n

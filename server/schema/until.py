@@ -16,6 +16,8 @@ from srm.server.schema.verify import MAX_PATTERN_LENGTH, Rule
 
 MAX_CHOICES = 1_000_000
 """Most completions of one request: prompts x n."""
+MAX_BUDGET = 10**12
+"""Most tokens of a budget."""
 
 
 class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +29,8 @@ class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A score by verify that is at least reached. With match, both are needed."""
     count: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     """So many matching samples of a prompt are enough, at most n; null: all n are drawn."""
+    budget: Annotated[int, Meta(ge=1, le=MAX_BUDGET)] | None = None
+    """Tokens that the samples of all prompts may have; null: no limit. With count."""
 
 
 class WantedSamples(Fields, frozen=True, kw_only=True):
@@ -37,8 +41,8 @@ class WantedSamples(Fields, frozen=True, kw_only=True):
             Until,
             Meta(
                 description=f"an object with match, a string of 1 to {MAX_PATTERN_LENGTH} "
-                "characters, or score, a number, or both, and count, an integer from 1 to n, which "
-                "may be left out"
+                "characters, or score, a number, or both, count, an integer from 1 to n, and with "
+                f"it budget, an integer from 1 to {MAX_BUDGET}; these two may be left out"
             ),
         ]
         | None
@@ -94,6 +98,11 @@ class WantedSamples(Fields, frozen=True, kw_only=True):
         if until.score is not None and self.verify is None:
             raise InvalidRequest(
                 f"until.score = {until.score:g} is about a score by verify, which is missing",
+                "until",
+            )
+        if until.budget is not None and until.count is None:
+            raise InvalidRequest(
+                f"until.budget = {until.budget} is divided until count match: count is missing",
                 "until",
             )
         if until.count is not None and until.count > n:

@@ -13,7 +13,7 @@
 8. A durable request that is sent again is answered in full, whatever its sender knows already; and
    so it is by another engine, which goes on from where this one was. The weight last sent is kept.
 9. Weights that are loaded again change no token, whether or not what runs is fed again.
-10. All of this where a grammar says what may be sampled.
+10. All of this where a grammar says what may be sampled, and where samples wait to be let start.
 11. The device samples each row as the record says that the scheduler had of it, whoever had the
     row's slot before.
 
@@ -88,7 +88,7 @@ def error_of(request: Request) -> str:
 
 def expected_of(request: Request) -> dict[int, Output]:
     emit: Literal["final", "delta"] = "delta" if request.params.logprobs else "final"
-    return alone(replace(request, emit=emit), WEIGHTS)
+    return alone(replace(request, emit=emit, first_wave=None), WEIGHTS)
 
 
 def first_scored(request: Request) -> int:
@@ -202,6 +202,15 @@ class EngineMachine(RuleBasedStateMachine):
             engine.stop(request_id, np.array(sorted(indices), np.int32), cut)
         assert group is None or stopped.isdisjoint(self.with_a_slot(group))
 
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), below=st.integers(0, MAX_N))
+    def start_below(self, data: st.DataObject, below: int) -> None:
+        self.start_these(data.draw(st.sampled_from(sorted(self.requests))), below)
+
+    def start_these(self, request_id: str, below: int) -> None:
+        for engine in self.both:
+            engine.start_below(request_id, below)
+
     def with_a_slot(self, group: SequenceGroup) -> list[int]:
         """The indices of its samples that have one."""
         table = self.engine.scheduler.table
@@ -237,7 +246,7 @@ class EngineMachine(RuleBasedStateMachine):
         plain: dict[str, Any] = {"ignore_eos": True, "constraint": "", "logprobs": None}
         plain |= {"stop_token_ids": (), "allowed_token_ids": (), "bad_words": (), "min_tokens": 0}
         many = of_prompt(like, prompt, n=6, max_tokens=12, **plain)
-        self.add(replace(many, emit="final", first_wave=0))
+        self.add(replace(many, emit="final", first_wave=None))
         self.step(4)
         self.settle()
         group = self.engine.scheduler.registry.by_id.get(str(self.count))
@@ -367,7 +376,7 @@ class EngineMachine(RuleBasedStateMachine):
     def all_adds_up(self) -> None:
         for adds_up in (slots_add_up, queues_add_up, prefixes_add_up):
             adds_up(self.engine.scheduler)
-        self.reached["waited for its own samples"] += bool(self.engine.scheduler.admission.paced)
+        self.reached["was held back"] += bool(self.engine.scheduler.admission.paced)
 
     @invariant()
     def scheduling_is_deterministic(self) -> None:
@@ -382,10 +391,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.twin_runner.batches.clear()
 
     def teardown(self) -> None:
-        for _ in range(10_000):
-            if not self.engine.has_work:
-                break
-            self.step()
+        for below in range(MAX_N + 1):
+            for name in self.requests:
+                self.start_these(name, below)
+            for _ in range(1_000):
+                if not self.engine.has_work:
+                    break
+                self.step()
+            assert not self.engine.has_work, "something waits for what never comes"
         scheduler, parking = self.engine.scheduler, self.engine.scheduler.parking
         assert (self.engine.status().running, self.engine.status().waiting) == (0, 0)
         assert scheduler.table.num_free == scheduler.table.num_slots
@@ -452,7 +465,7 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-typ
             "stopped where it was parked",
             "cut where it was parked",
             "stopped behind others that were parked",
-            "waited for its own samples",
+            "was held back",
         }
 
 

@@ -65,7 +65,7 @@ class Flood:
         asked = completion(priority=0 if owner.durable else body["priority"])
         params = SamplingParams(n=body["n"], max_tokens=body["max_tokens"], ignore_eos=True)
         prompt = Prompt(ids)
-        (request,) = engine_requests(str(self._count), asked, params, owner, [prompt], [0])
+        (request,) = engine_requests(str(self._count), asked, params, owner, [prompt], [0], [None])
         return request
 
     def step(self) -> None:

@@ -8,6 +8,7 @@ import math
 import re
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,18 @@ from hypothesis import strategies as st
 
 from srm.engine.client.client import EngineClient
 from srm.engine.client.streams import Streams
-from srm.engine.messages import REASONS, Abort, Output, Outputs, Request, StopSamples, ToEngine
+from srm.engine.messages import (
+    REASONS,
+    Abort,
+    Output,
+    Outputs,
+    Request,
+    StartSamples,
+    StopSamples,
+    ToEngine,
+)
 from srm.engine.steps.tokens import step_tokens
+from srm.server.generation import early_stop
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
@@ -32,6 +43,10 @@ from srm.server.text.text import Text
 from tests.kit.engines.making import IDLE
 
 LENGTH = REASONS.index("length")
+MANY = 1_000
+"""Turns of others in which nothing comes any more."""
+WAVE, AHEAD = 2, 3
+"""So few that some wait."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ class Script:
     samples: list[list[str]]
     """The texts of each prompt's samples, a token a character."""
     order: list[tuple[int, int]]
-    """(prompt, sample) of each token, as they are sampled."""
+    """(prompt, sample) of each token, as they are sampled once they may be."""
     chunk: int
     """Tokens of each message."""
     pauses: int
@@ -54,7 +69,7 @@ class Script:
 def scripts(draw: st.DrawFn) -> Script:
     n = draw(st.integers(1, 9))
     texts = st.lists(st.text("abc", min_size=1, max_size=4), min_size=n, max_size=n)
-    samples = draw(st.lists(texts, min_size=1, max_size=2))
+    samples = draw(st.lists(texts, min_size=1, max_size=3))
     tokens = [
         (prompt, index)
         for prompt, sample in enumerate(samples)
@@ -84,6 +99,8 @@ class ScriptedEngine(EngineClient):
         }
         self._requests: list[Request] = []
         self._stopped: set[tuple[int, int]] = set()
+        self._below: dict[str, int] = {}  # samples before these may start
+        self.begun: set[tuple[int, int]] = set()
         self.heard: list[ToEngine] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -91,8 +108,13 @@ class ScriptedEngine(EngineClient):
         self.heard.append(message)
         if isinstance(message, Request):
             self._requests.append(message)
+            n = len(self._script.samples[0])
+            self._below[message.id] = n if message.first_wave is None else message.first_wave
             if len(self._requests) == len(self._script.samples):
                 self._task = asyncio.create_task(self._run())
+        elif isinstance(message, StartSamples):
+            assert message.below > self._below[message.id]
+            self._below[message.id] = message.below
         elif isinstance(message, StopSamples) and not self._script.stops_late:
             prompt = [request.id for request in self._requests].index(message.id)
             n = len(self._script.samples[0])
@@ -102,16 +124,30 @@ class ScriptedEngine(EngineClient):
 
     async def _run(self) -> None:
         counts: Counter[tuple[int, int]] = Counter()
-        order, size = self._script.order, self._script.chunk
-        for begin in range(0, len(order), size):
+        left, size, idle = list(self._script.order), self._script.chunk, 0
+        while left := [token for token in left if token not in self._stopped]:
             for _ in range(self._script.pauses):
                 await asyncio.sleep(0)
+            ready = [token for token in left if self.may_start(*token)]
+            if not ready:
+                idle += 1
+                for stream in self.streams.by_number.values() if idle > MANY else ():
+                    stream.fail(AssertionError("samples are held back for ever"))
+                if idle > MANY or not self.streams.by_number:
+                    return
+                await asyncio.sleep(0)
+                continue
             outputs: list[Output] = []
-            for prompt, index in order[begin : begin + size]:
-                if (prompt, index) not in self._stopped:
-                    counts[prompt, index] += 1
-                    self._say(prompt, index, counts[prompt, index], outputs)
+            for token in ready[:size]:
+                left.remove(token)
+                if token not in self._stopped:
+                    self.begun.add(token)
+                    counts[token] += 1
+                    self._say(*token, counts[token], outputs)
             self.streams.receive(Outputs(outputs))
+
+    def may_start(self, prompt: int, index: int) -> bool:
+        return index < self._below[self._requests[prompt].id]
 
     def _say(self, prompt: int, index: int, count: int, outputs: list[Output]) -> None:
         request, text = self._requests[prompt], self._script.samples[prompt][index]
@@ -148,6 +184,14 @@ async def reply_to(
     if client._task is not None:
         await client._task  # which may still say what nobody asked for
     return client, generation, choices
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_start_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(early_stop, "FIRST_WAVE", WAVE)
+        patch.setattr(early_stop, "AHEAD", AHEAD)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +254,48 @@ def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
         assert all(cut >= len(expected[prompt]) for cut in cuts)
 
 
+def spend(samples: list[list[str]], pattern: str, enough: int, budget: int) -> list[int]:
+    """How many samples of each prompt a reply with a budget is of, by its definition."""
+    drawn = [0] * len(samples)
+
+    def had(prompt: int) -> tuple[bool, float, int]:
+        own = samples[prompt][: drawn[prompt]]
+        matches = sum(re.search(pattern, item) is not None for item in own)
+        return bool(own), sum(map(len, own)) / (matches + 1), matches
+
+    while sum(
+        len("".join(own[:end])) for own, end in zip(samples, drawn, strict=True)
+    ) < budget or (not all(drawn)):
+        left = [
+            prompt
+            for prompt, own in enumerate(samples)
+            if drawn[prompt] < len(own) and had(prompt)[-1] < enough
+        ]
+        if not left:
+            break
+        drawn[min(left, key=lambda prompt: had(prompt)[:2])] += 1
+    return drawn
+
+
+@given(script=scripts(), pattern=patterns, enough=st.integers(1, 3), owner=senders, data=st.data())
+def test_a_budget_is_spent_in_turns_whatever_ends_first(
+    text: Text, script: Script, pattern: str, enough: int, owner: RequestOwner, data: st.DataObject
+) -> None:
+    n, enough = len(script.samples[0]), min(enough, len(script.samples[0]))
+    budget = data.draw(st.integers(1, 60))
+    fields = {"until": {"match": pattern, "count": enough, "budget": budget}}
+    client, generation, choices = asyncio.run(reply_to(script, text, fields, owner))
+    expected = spend(script.samples, pattern, enough, budget)
+    event(f"spent: {sum(expected) < n * len(expected)}")
+    for prompt, (own, end) in enumerate(zip(script.samples, expected, strict=True)):
+        mine = [choice for choice in choices if choice.index // n == prompt]
+        assert [choice.text for choice in mine] == own[:end]
+        assert isinstance(generation.samples, list)
+        assert generation.samples[prompt].drawn == end > 0
+    assert not any(isinstance(message, Abort) for message in client.heard)
+    assert len(client.begun) <= 2 * sum(expected) + AHEAD, "more is made than is paid"
+
+
 @given(script=scripts(), by_group=st.booleans(), owner=senders, is_counts=st.booleans())
 def test_counts_and_unique_are_those_of_all_samples(
     text: Text, script: Script, by_group: bool, owner: RequestOwner, is_counts: bool
@@ -246,7 +332,7 @@ def test_scores_are_those_of_the_texts_in_whatever_order_samples_end(
 ) -> None:
     weights = {"a": 0.1, "b": 0.2, "c": 0.7}
     rule = {"sum": [{"match": letter, "weight": own} for letter, own in weights.items()]}
-    rules = data.draw(st.sampled_from([rule, [rule, {"not": rule}][: len(script.samples)]]))
+    rules = data.draw(st.sampled_from([rule, [rule, {"not": rule}, rule][: len(script.samples)]]))
     count_by = data.draw(st.sampled_from(["text", "score"]))
     n = len(script.samples[0])
     until = data.draw(st.sampled_from([{}, {"until": {"score": 0.8, "count": min(enough, n)}}]))

@@ -5,16 +5,22 @@ the scheduler that engines have, on results that are made up: lengths are geomet
 each of n samples. The seconds are an engine's with a model, of whose samples some are called right;
 first waves take turns there, and 0 starts all at once. Server and sockets are left out: a sample is
 known to be right in the step that ends it, and a step is always under way meanwhile.
+
+A budget of tokens for all prompts is set beside equal parts of it: samples of each problem of a
+record are right as often as there, and their lengths are geometric with its mean.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from research.bench.frame import Record, Settings, note, run, table
@@ -28,7 +34,8 @@ from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.steps.batch import I64, Bool, StepResult
 from srm.engine.weights.checkpoint import load_checkpoint
-from srm.loadtest.records import ROOT
+from srm.loadtest.records import RECORDS, ROOT
+from srm.server.generation.early_stop import EarlyStop, SharedBudget
 
 END, OTHER = 1, 2
 """Tokens that are made up: one that ends a sample, and one that does not."""
@@ -39,6 +46,8 @@ TIMED = 0.0003
 MOST_SAMPLES = 300_000
 """About how many all requests of a count need."""
 PUZZLE = "482 of 97 3 5 12"
+SHARED_SEEDS = 3
+"""Draws of the problems' samples, which share a budget."""
 NO_INDICES = np.empty(0, np.int32)
 
 
@@ -53,6 +62,10 @@ class UntilBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Samples that are asked for."""
     seeds: int = 1_000
     """Requests of which each count is the mean; fewer where they need many samples."""
+    passk: Path = RECORDS / "2026-11-30-0eb5290f-passk-regex-written.json"
+    """Record of `srm evaluate passk` whose problems share a budget."""
+    budgets: tuple[int, ...] = (50_000, 200_000, 800_000)
+    """Tokens of a budget."""
     repetitions: int = 10
     """Requests that are timed, each with every first wave."""
     model: Path = ROOT / "models/countdown"
@@ -73,7 +86,7 @@ def measure(config: UntilBenchConfig) -> Record:
         for right in config.right
         for wave in config.first_waves
     ]
-    return {"counted": counted, "timed": _time(config)}
+    return {"counted": counted, "timed": _time(config), "shared": _share(config)}
 
 
 def _count(config: UntilBenchConfig, right: float, wave: int) -> dict[str, float]:
@@ -105,9 +118,10 @@ def _compute(scheduler: Scheduler, lengths: I64, is_right: Bool, wave: int) -> i
     n = len(lengths)
     prompt = np.full(PROMPT_LENGTH, OTHER, "<i4").tobytes()
     params = SamplingParams(n=n, max_tokens=MODEL.n_ctx, stop_token_ids=(END,))
-    scheduler.add(Request("", prompt, params, first_wave=wave))
+    draw = EarlyStop[None](n, 1, wave)
+    scheduler.add(Request("", prompt, params, first_wave=draw.start_below))
     first_id = scheduler.registry.by_id[""].first_id
-    computed, end, landing = 0, n, scheduler.schedule()
+    computed, landing = 0, scheduler.schedule()
     while landing is not None:
         launched = scheduler.schedule()  # as engines do, before the step before is completed
         computed += landing.num_decode
@@ -115,13 +129,79 @@ def _compute(scheduler: Scheduler, lengths: I64, is_right: Bool, wave: int) -> i
         ended = landing.positions - PROMPT_LENGTH + 2 == lengths[indices]
         tokens = np.where(ended, END, OTHER).astype(np.int32)
         scheduler.complete(landing, StepResult(tokens, np.zeros(len(tokens), np.float32)))
-        right = indices[ended & is_right[indices]]
-        if len(right) and right.min() < end:
-            end = int(right.min()) + 1
-            scheduler.stop("", NO_INDICES, end)
+        _add(scheduler, draw, indices[ended].tolist(), is_right)
         landing = launched or scheduler.schedule()
     scheduler.latencies.publish(is_idle=True)
     return computed
+
+
+def _add(
+    engine: Engine | Scheduler, draw: EarlyStop[None], ended: list[int], is_right: Bool
+) -> None:
+    """Note which samples have ended; stop those not needed, and let others start."""
+    end = draw.end
+    for index in ended:
+        draw.add_sample(index, bool(is_right[index]), None)
+    if draw.end < end:
+        engine.stop("", NO_INDICES, draw.end)
+    if ended:
+        engine.start_below("", draw.start_below)
+
+
+class Made(NamedTuple):
+    """A sample that is made up."""
+
+    num_tokens: int
+    matched: bool
+
+
+def _share(config: UntilBenchConfig) -> list[dict[str, Any]]:
+    """Return how many problems are solved with each budget and seed, shared and in equal parts."""
+    problems = msgspec.json.decode(config.passk.read_bytes())["problems"]
+    rates = np.array([problem["right"] / problem["drawn"] for problem in problems])
+    means = np.array([problem["completion_tokens"] / problem["drawn"] for problem in problems])
+    n = min(problem["drawn"] for problem in problems)
+    cases = []
+    for budget, seed in product(config.budgets, range(SHARED_SEEDS)):
+        rng = np.random.default_rng([seed])
+        is_right = rng.random((len(rates), n)) < rates[:, None]
+        lengths = rng.geometric(1 / np.maximum(means, 1)[:, None], is_right.shape)
+        before = lengths.cumsum(1) - lengths
+        equal = (is_right & (before < budget / len(rates))).any(1)
+        solved, spent, computed = _spend(budget, lengths, is_right)
+        case = {"budget": budget, "seed": seed, "equal": int(equal.sum()), "shared": solved}
+        cases.append(note(case | {"spent": spent, "computed": computed}))
+    return cases
+
+
+def _spend(budget: int, lengths: I64, is_right: Bool) -> tuple[int, int, int]:
+    """Return problems solved, tokens of samples in the reply, and tokens computed: a token of each
+    sample that runs in a step."""
+    draws = [EarlyStop[Made](lengths.shape[1], 1) for _ in lengths]
+    order = SharedBudget(draws, budget)
+    now = solved = spent = computed = 0
+    started, running = [0] * len(draws), list[tuple[int, int, int]]()
+    while True:
+        for prompt, below in order.start_more().items():
+            for index in range(started[prompt], below):
+                heapq.heappush(running, (now + int(lengths[prompt, index]), prompt, index))
+            started[prompt] = max(started[prompt], below)
+        if not running:
+            return solved, spent, computed
+        now = running[0][0]
+        while running and running[0][0] == now:
+            _, prompt, index = heapq.heappop(running)
+            length = int(lengths[prompt, index])
+            computed += length
+            made = Made(length, bool(is_right[prompt, index]))
+            certain = draws[prompt].add_sample(index, made.matched, made)
+            for sample in order.spend(prompt, certain):
+                solved, spent = solved + sample.matched, spent + sample.num_tokens
+        for end, prompt, index in running:
+            if index >= draws[prompt].end:  # it is stopped, and has computed a part
+                computed += int(lengths[prompt, index]) - (end - now)
+        running = [each for each in running if each[2] < draws[each[1]].end]
+        heapq.heapify(running)
 
 
 def _time(config: UntilBenchConfig) -> list[dict[str, Any]]:
@@ -142,8 +222,11 @@ def _time(config: UntilBenchConfig) -> list[dict[str, Any]]:
         for turn in range(len(waves)):
             wave = waves[(turn + seed) % len(waves)]
             before, began = engine.scheduler.latencies.num_sampled, time.perf_counter()
-            engine.add(Request("", prompt.tobytes(), params, first_wave=wave))
-            _answer(engine, is_right)
+            draw = EarlyStop[None](config.samples, 1, wave or config.samples)
+            engine.add(Request("", prompt.tobytes(), params, first_wave=draw.start_below))
+            while engine.has_work:
+                ended = [output.index for output in engine.step_overlapped()]
+                _add(engine, draw, ended, is_right)
             seconds = time.perf_counter() - began
             tokens = engine.scheduler.latencies.num_sampled - before
             entry = {"seed": seed, "first_wave": wave, "seconds": seconds, "tokens": tokens}
@@ -151,15 +234,6 @@ def _time(config: UntilBenchConfig) -> list[dict[str, Any]]:
                 timed.append(note(entry))
     runner.close()
     return timed
-
-
-def _answer(engine: Engine, is_right: Bool) -> None:
-    end = len(is_right)
-    while engine.has_work:
-        ended = [output.index for output in engine.step_overlapped() if is_right[output.index]]
-        if ended and min(ended) < end:
-            end = min(ended) + 1
-            engine.stop("", NO_INDICES, end)
 
 
 def markdown(record: Record) -> list[str]:
@@ -181,6 +255,16 @@ def markdown(record: Record) -> list[str]:
         wave: [entry["seconds"] for entry in timed if entry["first_wave"] == wave]
         for wave in (0, *waves)
     }
+    by_budget = [
+        " | ".join(
+            [f"{budget:,}"]
+            + [
+                ", ".join(f"{case[way]:,}" for case in record["shared"] if case["budget"] == budget)
+                for way in ("equal", "shared", "spent", "computed")
+            ]
+        )
+        for budget in settings["budgets"]
+    ]
     return [
         f"Samples of a request for {settings['samples']:,} that ends at the first right one, by "
         "its first wave, which 2 more follow for each that ends. A ratio is of tokens computed "
@@ -202,4 +286,10 @@ def markdown(record: Record) -> list[str]:
                 for wave, own in times.items()
             ),
         ),
+        "",
+        f"Problems of {Path(settings['passk']).stem} solved by a budget for all, by seed: in equal "
+        "parts, and shared by `until.budget`; and the tokens of the reply "
+        "and all that were computed.",
+        "",
+        *table("tokens | equal parts | shared | tokens spent | tokens computed", by_budget),
     ]

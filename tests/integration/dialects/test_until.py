@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import re2
 
-from srm.server.generation.engine_request import FIRST_WAVE
+from srm.server.generation.early_stop import AHEAD, FIRST_WAVE
 from tests.kit.serving import (
     CHATS,
     SERVER_FLAGS,
@@ -93,6 +93,24 @@ def test_samples_start_in_waves_where_there_is_room(text_model: Path, engines: i
             assert end > FIRST_WAVE or computed < whole_tokens / 2
             usage = reply["usage"]
             assert usage["completion_tokens"] + usage["discarded_tokens"] <= computed
+
+
+def test_prompts_share_a_budget_and_no_more_is_computed(server: Server) -> None:
+    """Those that match leave their tokens to the one that never does."""
+    prompts = {**SAMPLING, "prompt": [[5], [6], [7]], "n": 900, "ignore_eos": True}
+    before = server.metric("srm_engine_decode_tokens_total")
+    never = {"match": "zzz"}
+    rules = [{"not": never}, {"not": never}, never]
+    until = {"score": 1, "count": 1, "budget": 4_000}
+    reply = complete(server, verify=rules, until=until, **prompts)
+    server.wait_until_idle()
+    drawn = [samples["drawn"] for samples in reply["samples"]]
+    assert drawn[:2] == [1, 1] and drawn[2] == 4_000 // 8 - 2
+    assert [samples["reached"] for samples in reply["samples"]] == [True, True, False]
+    assert reply["usage"]["completion_tokens"] == 4_000
+    computed = server.metric("srm_engine_decode_tokens_total") - before
+    assert computed <= 4_000 + 2 * 8 * AHEAD  # not 3 x 900 x 8
+    assert complete(server, verify=rules, until=until, **prompts)["choices"] == reply["choices"]
 
 
 def test_an_unread_stream_stops_its_samples(server: Server) -> None:

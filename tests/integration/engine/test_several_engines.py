@@ -111,7 +111,6 @@ async def assert_answers(client: EngineClient, request: Request, expected: Any) 
     [
         ("final", {"n": 1}),
         *((emit, {"n": N}) for emit in ("final", "delta", "tokens")),
-        ("tokens", {"n": N, "first_wave": 3}),
         ("final", {"n": N + 1, "logprobs": 0, "prompt": [4] * 40}),
         *((emit, {"n": N, "prompt_logprobs": 2}) for emit in ("delta", "tokens")),
         ("tokens", {"n": N, "ignore_eos": False, "min_tokens": 2, "frequency_penalty": 1.0}),
@@ -156,6 +155,26 @@ async def test_stops_and_cuts_reach_the_engines_that_have_them(
             await until(lambda: not any(served.engine.has_work for served in two))
     # Those that waited for a slot when they were stopped run on, and nobody hears of it.
     assert tokens == {index: (expected[index].token_ids, 1) for index in (1, 2, 4, 5, 6)}
+
+
+@pytest.mark.parametrize("emit", ["final", "tokens"])
+async def test_held_samples_start_in_the_engines_that_have_them(
+    two: tuple[Served, Served], endpoint: str, weights: Weights, emit: Any
+) -> None:
+    request = request_of("a", **LENGTHY, first_wave=3, emit=emit)
+    expected = alone(msgspec.structs.replace(request, emit="final", first_wave=None), weights)
+    tokens: dict[int, bytes] = {}
+    async with connected_to_all(endpoint) as client:
+        with client.open([request]) as stream:
+            for below in (3, 4, 4, N):
+                stream.start_below(0, below)
+                while len(tokens) < below:
+                    await stream.wait()
+                    new = stream.read_new(only_ended=True).tokens
+                    tokens |= {i: new.token_ids[a:b].tobytes() for i, a, b, _ in new.rows()}
+                await until(lambda: not any(served.engine.has_work for served in two))
+                assert sorted(tokens) == list(range(below))
+    assert tokens == {index: output.token_ids for index, output in expected.items()}
 
 
 async def test_leaving_aborts_it_everywhere(two: tuple[Served, Served], endpoint: str) -> None:

@@ -71,6 +71,8 @@ OF_COMPLETIONS: list[tuple[Fields, str, str]] = [
     ({"until": {"match": ""}}, "until", "match, a string of 1 to 1000 characters"),
     ({"until": {"match": "a" * 1_001}}, "until", "match, a string of 1 to 1000 characters"),
     ({"until": {"match": "a", "most": 1}}, "until", "most"),
+    ({"until": {"match": "a", "budget": 9}}, "until", "budget = 9 is divided until count match"),
+    ({"until": {"match": "a", "count": 1, "budget": 0}}, "until", "budget, an integer from 1"),
     ({"until": {"match": "a", "count": 0}}, "until", "count, an integer from 1 to n"),
     ({"until": {"count": 1}}, "until", "match, score or both"),
     ({"until": {"score": 1}}, "until", "verify, which is missing"),

@@ -36,8 +36,8 @@ def test_each_sample_is_in_one_part_and_no_engine_has_two(
         assert np.array_equal(np.sort(np.concatenate([own(part) for part in parts])), range(n))
         assert min(part.request.params.n for part in parts) >= PART_SAMPLES
         assert prompt_logprobs is None
-        waves = sum(part.request.first_wave for part in parts)
-        assert 64 <= waves < 64 + len(parts), "a wave is all engines' together"
+        waves = [own(part)[: part.request.first_wave] for part in parts]
+        assert sorted(np.concatenate(waves)) == [*range(min(n, 64))], "it is all engines' together"
     assert len({part.engine for part in parts}) == len({part.request.id for part in parts})
     for part in parts:
         assert part.place == 3 and part.request.params.n == len(own(part, n))
@@ -185,8 +185,9 @@ def test_a_durable_request_has_the_same_engines_each_time() -> None:
 
 def test_what_is_left_of_a_part_has_an_id_of_its_own() -> None:
     (part, _) = spread_of(2).parts(request_of("a~b", n=20), 0)
-    again = part.again(np.array([2, 6]), 1)
-    third = again.again(np.array([6]), 0)
+    again = part.again(np.array([2, 6]), 1, 5)
+    third = again.again(np.array([6]), 0, None)
+    assert [item.request.first_wave for item in (part, again, third)] == [None, 1, None]
     assert [item.request.id for item in (part, again, third)] == ["a~b", "a~b~2", "a~b~3"]
     assert (third.runs, third.engine, third.request.params.n) == (3, 0, 1)
     assert own(third).tolist() == [6] and third.sample(0) == 6

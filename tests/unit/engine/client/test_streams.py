@@ -21,6 +21,7 @@ from srm.engine.messages import (
     Outputs,
     Request,
     SamplingParams,
+    StartSamples,
     StopSamples,
     ToEngine,
 )
@@ -102,6 +103,29 @@ def test_samples_are_stopped_by_request_and_what_still_runs_is_aborted() -> None
     stops = [("a", [1, 2]), ("b", [0]), ("a", [0])]
     samples = [StopSamples(name, np.array(indices, "<i4").tobytes()) for name, indices in stops]
     assert heard == [*samples, Abort("b")]
+
+
+def test_what_was_let_start_stays_so_in_another_engine() -> None:
+    heard: tuple[list[Any], list[Any]] = ([], [])
+    streams = Streams(heard[0].append, heard[1].append)
+    for engine in (0, 1):
+        streams.spread.note_status(engine, IDLE)
+    requests = [request("a", 20, emit="tokens", first_wave=1), request("b", 20, emit="tokens")]
+    with streams.open(requests) as stream:
+        sent = {message.id: message for message in (*heard[0], *heard[1])}
+        assert [sent[name].first_wave for name in ("a", "a#1", "b", "b#1")] == [1, 0, None, None]
+        for own in heard:
+            own.clear()
+        for place, index in ((0, 1), (0, 2), (0, 6), (0, 5), (1, 6)):
+            stream.start_below(place, index)
+        first, second = (part.engine for part in stream.parts[0])
+        assert heard[first] == [StartSamples("a", 3)]
+        assert heard[second] == [StartSamples("a#1", 1), StartSamples("a#1", 3)]
+        streams.lose(second, lambda: EngineUnavailable("gone"))
+        again = {message.id: message.first_wave for message in heard[first][1:]}
+        assert again in ({"a#1~2": 3, "b#1~2": None}, {"a#1~2": 3, "b~2": None})
+        stream.start_below(0, 8)
+        assert heard[first][-2:] == [StartSamples("a", 4), StartSamples("a#1~2", 4)]
 
 
 class ThirdToken:

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from srm.engine.constraints import grammars as matching
 from srm.engine.constraints.constraint import json_constraint, regex_constraint
 from srm.engine.constraints.grammars import I32, Grammar, Grammars, MakeTable, Matchers, make_masks
-from srm.engine.messages import Request, StopSamples
+from srm.engine.messages import Request, StartSamples, StopSamples
 from srm.engine.process import compiling as compiling_threads
 from srm.engine.process.compiling import Compiling
 from srm.engine.process.table_process import CPU_S, OutOfTime, TableProcess
@@ -424,17 +424,18 @@ def test_all_that_wait_are_dropped_and_a_begun_compile_is_kept(
     assert held.compiled() == [("c", None)] and held.begun == [FEW]
 
 
-def test_a_stop_that_comes_before_the_constraint_is_kept(hold: Hold) -> None:
+def test_what_is_said_before_the_constraint_is_there_is_kept(hold: Hold) -> None:
     held = hold()
     held.start("a", constraint=FEW)
     stop = StopSamples("a", b"", cut=1)
-    assert not held.compiling.stop(b"y", stop)
-    assert not held.compiling.stop(b"x", StopSamples("b", b""))
-    assert held.compiling.stop(b"x", stop)
+    start = StartSamples("a", 9)
+    of_another = StopSamples("b", b"")
+    for client, message in ((b"y", stop), (b"x", of_another), (b"x", stop), (b"x", start)):
+        held.compiling.note(client, message)
     held.goes_on.set()
     while not (answers := list(held.compiling.take_compiled())):
         pass
-    assert answers[0][0].stops == [stop]
+    assert answers[0][0].choices == [stop, start]
 
 
 def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

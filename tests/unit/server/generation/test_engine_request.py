@@ -9,7 +9,6 @@ import pytest
 
 from srm.engine.messages import Request, SamplingParams
 from srm.server.generation.engine_request import (
-    FIRST_WAVE,
     RequestOwner,
     engine_requests,
     sampling_params,
@@ -28,7 +27,7 @@ def asked(text: Text, owner: RequestOwner = NOBODY, **fields: Any) -> list[Reque
     made = Generation("made", request, prompts, text, owner)
     assert owner.created_unix in {None, made.created_unix}
     params = sampling_params(request, text)
-    return engine_requests("made", request, params, owner, made.prompts, range(2))
+    return engine_requests("made", request, params, owner, made.prompts, range(2), [None, 7])
 
 
 @pytest.mark.parametrize(
@@ -48,21 +47,12 @@ def test_asks_no_more_than_is_needed_under_an_id_of_our_own(
 ) -> None:
     requests = asked(text, **fields)
     assert [request.id for request in requests] == ["made-0", "made-1"]
+    assert [request.first_wave for request in requests] == [None, 7]
     for request in requests:
         assert (request.emit, request.params.logprobs) == (emit, logprobs)
         assert request.params.n == fields.get("best_of", fields.get("n", 1))
         assert request.precedence == -fields.get("priority", 0), "larger is earlier"
         assert request.priority == 0, "a body decides nothing between owners"
-
-
-def test_what_until_may_not_need_starts_in_waves(text: Text) -> None:
-    """At least as many as must match are needed."""
-    waves = {None: 0, 1: FIRST_WAVE, FIRST_WAVE + 1: FIRST_WAVE + 1}
-    for count, wave in waves.items():
-        until = {"match": "a"} if count is None else {"match": "a", "count": count}
-        for request in asked(text, n=10 * FIRST_WAVE, until=until):
-            assert request.first_wave == wave
-    assert asked(text, n=10 * FIRST_WAVE)[0].first_wave == 0
 
 
 def test_what_lasts_is_drawn_from_its_id(text: Text) -> None:

@@ -1,4 +1,4 @@
-"""Samples that start in growing waves: in order, no more than may, and all in the end."""
+"""Samples that are held back until they are let start: in order, and all in the end."""
 
 from __future__ import annotations
 
@@ -30,44 +30,52 @@ def group_of(scheduler: Scheduler, name: str = "a") -> SequenceGroup:
 
 
 @given(
-    first_wave=st.integers(1, 9),
+    first_wave=st.integers(0, 9),
     num_slots=st.integers(1, 40),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=40),
     prompt=st.sampled_from([[5], [5, 6, 7]]),
+    more=st.lists(st.integers(0, 4)),
 )
-def test_two_more_start_for_each_that_has_ended(
-    first_wave: int, num_slots: int, lengths: list[int], prompt: list[int]
+def test_those_start_that_may_and_no_others(
+    first_wave: int, num_slots: int, lengths: list[int], prompt: list[int], more: list[int]
 ) -> None:
     scheduler = scheduler_of(num_slots=num_slots, max_step_rows=64, max_step_tokens=128)
-    n, run = len(lengths), [0] * len(lengths)
+    n, run, below = len(lengths), [0] * len(lengths), first_wave
     request = request_of(
         prompt=prompt, n=n, max_tokens=9, stop_token_ids=(END,), first_wave=first_wave
     )
     scheduler.add(request)
     ended: list[int] = []
-    while (batch := scheduler.schedule()) is not None:
-        indices = batch.sequence_ids.tolist()
-        for index in indices:
-            run[index] += 1
-        started = sum(map(bool, run))
-        assert all(run[:started]), "not in order"
-        may_start = min(n, first_wave + 2 * len(ended), len(ended) + num_slots)
-        assert started == may_start or not indices
-        tokens = [END if run[index] == lengths[index] else OTHER for index in indices]
-        ended += [output.index for output in complete(scheduler, batch, tokens)]
+    while len(ended) < n:
+        assert scheduler.has_work == (len(ended) < min(below, n))
+        if (batch := scheduler.schedule()) is not None:
+            indices = batch.sequence_ids.tolist()
+            for index in indices:
+                run[index] += 1
+            started = sum(map(bool, run))
+            assert all(run[:started]), "not in order"
+            assert started == min(n, below, len(ended) + num_slots) or not indices
+            tokens = [END if run[index] == lengths[index] else OTHER for index in indices]
+            ended += [output.index for output in complete(scheduler, batch, tokens)]
+        below += more.pop() if more and scheduler.has_work else 1
+        scheduler.start_below("a", below)
+        scheduler.start_below("a", below - 1)  # which holds none back
         for adds_up in (slots_add_up, queues_add_up, prefixes_add_up):
             adds_up(scheduler)
     assert sorted(ended) == list(range(n)) and run == lengths
     assert (scheduler.num_requests, scheduler.num_waiting, scheduler.num_left) == (0, 0, n)
-    assert scheduler.prefixes.num_pinned == 0
+    assert scheduler.prefixes.num_pinned == 0 and not scheduler.has_work
 
 
-def test_what_is_before_a_known_end_starts_at_once() -> None:
+def test_a_cut_leaves_what_is_before_it_held_back() -> None:
     scheduler = scheduler_of(num_slots=50)
     scheduler.add(request_of(n=40, max_tokens=9, first_wave=3))
     step(scheduler)
     assert (len(scheduled(scheduler).slots), group_of(scheduler).unstarted) == (3, 37)
     assert scheduler.stop("a", NONE, cut=20) == 20
+    scheduled(scheduler)
+    assert (group_of(scheduler).unstarted, scheduler.table.num_owned) == (17, 3)
+    scheduler.start_below("a", 20)
     scheduled(scheduler)
     assert (group_of(scheduler).unstarted, scheduler.table.num_owned) == (0, 20)
     assert scheduler.prefixes.num_pinned == 1  # until all of them have had a row
@@ -84,20 +92,30 @@ def test_who_is_held_back_takes_no_room_of_the_queue() -> None:
     step(scheduler)
     assert (scheduler.num_waiting, scheduler.table.num_owned, scheduler.num_left) == (0, 6, 6)
     assert not scheduler.admission.forking.priorities  # so they are nobody's rivals for slots
-    assert len(steps(scheduler)) == 60
+    assert len(steps(scheduler)) == 6 and not scheduler.has_work
+    for name in "abc":
+        scheduler.start_below(name, 20)
+    assert len(steps(scheduler)) == 54
 
 
-@pytest.mark.parametrize("other", [{"share": "other"}, {"priority": 1}])
-def test_who_is_held_back_gives_up_its_prompts_state(other: dict[str, str | int]) -> None:
+@pytest.mark.parametrize("other", [{}, {"share": "other"}, {"priority": 1}, {"priority": -1}])
+@pytest.mark.parametrize("names", ["a", "ac"])
+def test_who_is_held_back_gives_up_its_prompts_state(
+    names: str, other: dict[str, str | int]
+) -> None:
+    """Also one that two have, for whoever waits: that one may decide what else starts."""
     scheduler = scheduler_of(num_slots=8, prefix_slots=1)
-    scheduler.add(request_of("a", n=9, max_tokens=9, first_wave=2))
+    for name in names:
+        scheduler.add(request_of(name, n=9, max_tokens=9, first_wave=2))
     for _ in range(3):
         step(scheduler)
     assert scheduler.prefixes.num_pinned == 1 and group_of(scheduler).unstarted == 7
     scheduler.add(request_of("b", [8, 9, 10], n=2, max_tokens=2, **other))
     outputs = [output for _ in range(3) for output in step(scheduler)]
     assert [output.id for output in outputs] == ["b", "b"], "it waited for others to end"
-    assert len(steps(scheduler)) == 9
+    for name in names:
+        scheduler.start_below(name, 9)
+    assert len(steps(scheduler)) == 9 * len(names)
 
 
 def test_what_is_parked_still_runs() -> None:
@@ -111,7 +129,9 @@ def test_what_is_parked_still_runs() -> None:
     assert park_preempted(scheduler) == 4
     queues_add_up(scheduler)
     outputs = steps(scheduler)
-    assert [output.id for output in outputs] == ["b"] * 4 + ["a"] * 9
+    assert [output.id for output in outputs] == ["b"] * 4 + ["a"] * 4
+    scheduler.start_below("a", 9)
+    outputs += steps(scheduler)
     assert [output.index for output in outputs[4:]] == list(range(9))
 
 
