@@ -48,7 +48,7 @@ MOST = {
     "lines: product": 75_600,
     "lines: research and deploy": 14_800,
     "lines: tests": 74_400,
-    "words by hand": 46_400,
+    "words by hand": 46_600,
     "entries at the top": 28,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
