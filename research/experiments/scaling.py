@@ -39,15 +39,15 @@ class Settings(ExperimentSettings, frozen=True):
 
     seeds: tuple[int, ...] = (0, 1)
     widths: tuple[int, ...] = (32, 48, 64, 96)
-    durations: tuple[int, ...] = (32, 64, 128)
+    durations: tuple[int, ...] = (64, 128, 256, 512)
     """Numbers of updates; losses over parameters are those of the most."""
     rows: int = 8
     n_ctx: int = 128
     num_layers: int = 4
     learning_rate: float = 1.2e-2
     """Peak learning rate of SRM at d 96, in proportion to 1 / √d."""
-    learning_rate_other: float = 3e-3
-    """The same of the Transformer."""
+    learning_rate_other: float = 1.2e-2
+    """The same of the Transformer: `baselines` finds both."""
     max_vocab_size: int = 1_024
 
     def rate(self, name: str, width: int) -> float:
