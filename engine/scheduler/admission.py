@@ -92,6 +92,10 @@ class Admission:
     def start_below(self, group: SequenceGroup, index: int) -> None:
         """Let the sequences of a group before this index start."""
         group.start_below = max(group.start_below, index)
+        self._go_on(group)
+
+    def _go_on(self, group: SequenceGroup) -> None:
+        """Count what of a group may start, and put it in a line where it was aside."""
         self._count_waiting(group, group.startable)
         if group in self.paced and group.startable:
             del self.paced[group]
@@ -152,7 +156,7 @@ class Admission:
         others = np.concatenate([runs, self.parking.indices(group)])
         was_unstarted = group.unstarted
         group.start_anew(np.setdiff1d(indices, others))
-        self._count_waiting(group, group.startable)
+        self._go_on(group)
         if was_unstarted or not group.unstarted:
             return others
         self._count_bytes(group, group.num_bytes)

@@ -118,17 +118,20 @@ class SharedBudget(Generic[_Measured]):
 
     def start_more(self) -> dict[int, int]:
         """Return the prompts of which more samples may start, each with how many in all: the next
-        one, and then as many as have been drawn, or as what is left is enough for."""
+        one, the first of each, and then as many as have been drawn, or as what is left is enough
+        for."""
         more: dict[int, int] = {}
         if self._next and self._started[place := self._next[0][1]] == self._drawn[place]:
             more[place] = self._start(place)
         left = self._budget - self._all_tokens
-        most = min(max(AHEAD, self._all_drawn), 1 + left // self._mean)
+        most = max(self._untried, min(max(AHEAD, self._all_drawn), 1 + left // self._mean))
         while self._line and self._ahead < most:
-            place = heapq.heappop(self._line)[1]
-            if self._started[place] < self._early_stops[place].end:
+            before, place = heapq.heappop(self._line)
+            if self._started[place] == 0 or self._rank(place) <= before:
+                if self._started[place] >= self._early_stops[place].end:
+                    continue
                 more[place] = self._start(place)
-                heapq.heappush(self._line, (self._rank(place), place))
+            heapq.heappush(self._line, (self._rank(place), place))
         return more
 
     @property

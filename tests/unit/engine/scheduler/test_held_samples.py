@@ -135,6 +135,19 @@ def test_what_is_parked_still_runs() -> None:
     assert [output.index for output in outputs[4:]] == list(range(9))
 
 
+@pytest.mark.parametrize("prompt", [[5], [5, 6, 7]])
+def test_what_is_sent_again_while_it_is_held_back_begins_anew(prompt: list[int]) -> None:
+    scheduler = scheduler_of(num_slots=8)
+    request = request_of("a", prompt, n=9, max_tokens=3, first_wave=2, durable=True)
+    scheduler.add(request)
+    assert len(steps(scheduler)) == 2 and not scheduler.has_work
+    scheduler.add(request)  # its sender died before it could let more start
+    queues_add_up(scheduler)
+    assert [output.index for output in steps(scheduler)] == [0, 1]
+    scheduler.start_below("a", 9)
+    assert len(steps(scheduler)) == 7
+
+
 def test_a_first_wave_below_none_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="first_wave must be at least 0, got -1"):
         scheduler_of().add(request_of(first_wave=-1))
