@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 from tests.kit.serving import Server
 
@@ -34,15 +34,20 @@ def brightness(page: Page, selector: str, kind: str) -> list[int]:
     return [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours if colour != "none"]
 
 
-@pytest.fixture(scope="module")  # while it runs, no other test can have an event loop
-def browser() -> Iterator[Browser]:
-    result = shutil.which("chromium") or shutil.which("google-chrome")
-    if result is None:
-        pytest.skip("there is no Chromium; tests/install.sh installs it as root on Debian")
+def launch(playwright: Playwright) -> Browser | None:
+    """Start the machine's Chromium, if it has one."""
+    path = shutil.which("chromium") or shutil.which("google-chrome")
     # Chromium refuses to sandbox root.
     arguments = ["--no-sandbox"] if os.getuid() == 0 else []
+    return playwright.chromium.launch(executable_path=path, args=arguments) if path else None
+
+
+@pytest.fixture(scope="module")  # while it runs, no other test can have an event loop
+def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=result, args=arguments)
+        running = launch(playwright)
+        if running is None:
+            pytest.skip("there is no Chromium; tests/install.sh installs it as root on Debian")
         yield running
         running.close()
 
