@@ -50,6 +50,11 @@ _ROOT = Path(srm.__file__).resolve().parents[1]
 QUESTION = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 """The README's prompt."""
 EXAMPLE = "example.json"
+SHOW_LAST = (
+    " | python3 -c 'import json, sys; r = json.load(sys.stdin); "
+    """print(r.get("error") or r["choices"][-1]["text"], r.get("samples", ""))'"""
+)
+"""Shows a reply in a line: its last choice, which is the one that `until` ended with."""
 """Name of the file in which a model's folder says what to ask it first: a body of
 `POST /v1/completions`."""
 MOST_EXAMPLE = 16_384
@@ -112,7 +117,7 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
         )
         url = "http://localhost" if server.uds else url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
-        asked = printable(example or usual_example(server.model))
+        asked = example or usual_example(server.model)
         say = partial(announce, server.model_name, url, page, asked, server.uds)
         return asyncio.run(supervisor.run(say))
 
@@ -343,15 +348,18 @@ def check_writable(name: str, folder: Path) -> None:
         raise ConfigError(f"{name} = {folder}: {there} cannot be written into")
 
 
-async def announce(model_name: str, url: str, page: str, example: str, uds: str = "") -> None:
+async def announce(
+    model_name: str, url: str, page: str, example: dict[str, Any], uds: str = ""
+) -> None:
     """Print where and how to send a request, once the server is ready."""
     while not await _is_ready(url, uds):
         await asyncio.sleep(0.1)
     to = f"--unix-socket {shlex.quote(uds)} {url}" if uds else url
+    is_long = "until" in example and not {"return", "stream"} & example.keys()
     sys.stdout.write(
         f"Serving {model_name} on {uds or url}\n"
-        f"  curl {to}/v1/completions -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(example)}\n"
+        f"  curl {'-sS ' * is_long}{to}/v1/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(printable(example))}{SHOW_LAST * is_long}\n"
     )
     if page != url or not uds:  # a browser opens no socket
         sys.stdout.write(f"Dashboard and playground: {page}/   API reference: {url}/docs\n")

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -208,7 +210,7 @@ async def test_the_page_is_said_to_be_where_it_is(
     monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
     with listen(host, 0) as public, listen("127.0.0.1", 0) as admin:
         page = url_of("127.0.0.1", admin)
-        example = launch.printable(launch.usual_example(DEMO_MODEL))
+        example = launch.usual_example(DEMO_MODEL)
         await launch.announce("m", url_of(host, public), page, example)
         out = capsys.readouterr().out
         assert f'"prompt": {json.dumps(QUESTION)},' in out
@@ -254,12 +256,31 @@ async def test_an_example_is_an_argument_of_the_shell(
         (tmp_path / launch.EXAMPLE).write_text(json.dumps({"prompt": prompt}))
         written = io.TextIOWrapper(io.BytesIO(), encoding)
         monkeypatch.setattr(sys, "stdout", written)
-        asked = launch.printable(launch.read_example(tmp_path))
+        asked = launch.read_example(tmp_path)
         await launch.announce("m", "http://a", "http://a", asked)
         written.seek(0)
         line = written.read().splitlines()[1]
         assert line.isprintable()
         assert json.loads(shlex.split(line)[-1]) == {"prompt": prompt}
+
+
+@pytest.mark.parametrize("more", [{}, {"return": "counts"}, {"stream": True}])
+async def test_of_many_samples_the_last_is_shown_alone(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal got 60 KB of JSON. A refusal is shown whole."""
+    monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
+    await launch.announce("m", "http://a", "http://a", launch.read_example(REGEX_MODEL) | more)
+    curl, _, program = capsys.readouterr().out.splitlines()[1].partition(" | ")
+    assert bool(program) == ("curl -sS http" in curl) == (not more)
+    if program:
+        choices = [{"text": "no\\d"}, {"text": "yes\\d"}]
+        for reply, shown in (
+            ({"choices": choices, "samples": [{"drawn": 2}]}, "yes\\d [{'drawn': 2}]"),
+            ({"error": {"message": "so"}}, "{'message': 'so'}"),
+        ):
+            ran = subprocess.check_output(["bash", "-c", program], input=json.dumps(reply).encode())
+            assert ran.decode().strip() == shown
 
 
 def test_each_model_has_a_name_and_a_data_folder_of_its_own(tmp_path: Path) -> None:
