@@ -145,7 +145,7 @@ class Engine:
         is_shown = progress and on_progress is None and sys.stderr.isatty()
         with (
             show_progress("generating", total, is_shown=is_shown) as tell,
-            closing(self._run(steps, iter(asked), report)) as completions,
+            closing(self._run(steps, iter(asked), report, self._step_rows)) as completions,
         ):
             for prompt, made in completions:
                 finished += 1
@@ -163,14 +163,16 @@ class Engine:
     ) -> Iterator[Completion]:
         """Yield completions as they end, in whatever order, of prompts that may be without end.
 
-        Prompts are read while fewer completions are under way than a step has rows. Leaving the
+        Prompts are read while fewer completions are under way than a step has rows: at first than a
+        sixteenth, so that the first ones end soon, then two more for each that ended. Leaving the
         loop cancels the rest once the iterator is closed. Raises as `generate`, and refuses
         `prompt_logprobs`.
         """
         given = iter([prompts] if isinstance(prompts, str) else prompts)
         steps, each = self._open(), map(_streamed, _checked(params))
         asked = in_turn(zip(given, _counted(each, steps), strict=False), self._tokenizer)
-        with closing(self._run(steps, asked, lambda: None)) as completions:
+        first = -(-self._step_rows // 16)
+        with closing(self._run(steps, asked, lambda: None, first)) as completions:
             for _, made in completions:
                 yield made
 
@@ -219,16 +221,22 @@ class Engine:
         return self._steps
 
     def _run(
-        self, steps: SteppedEngine, asked: Iterator[PendingPrompt], after_step: Callable[[], None]
+        self,
+        steps: SteppedEngine,
+        asked: Iterator[PendingPrompt],
+        after_step: Callable[[], None],
+        first: int,
     ) -> Generator[tuple[PendingPrompt, Completion], None, None]:
-        """Yield completions as they end. Takes no more prompts than steps have use for."""
+        """Yield completions as they end. Takes no more prompts than steps have use for: those of
+        `first` completions, then two more for each that ended."""
         running: dict[str, PendingPrompt] = {}
         decode = self._tokenizer.decode
         self._is_busy = True
         try:
             upcoming = next(asked, None)
             while upcoming is not None or steps.has_work:
-                while upcoming is not None and self._add(steps, upcoming):
+                most = min(self._step_rows, first)
+                while upcoming is not None and self._add(steps, upcoming, most):
                     running[upcoming.request.id] = upcoming
                     upcoming = next(asked, None)
                 with _uninterrupted():
@@ -238,6 +246,7 @@ class Engine:
                     if (made := pending.add_output(output, decode)) is not None:
                         if not pending.unfinished:
                             del running[output.id]
+                        first += 2
                         yield pending, made
                 after_step()
         finally:
@@ -248,10 +257,11 @@ class Engine:
                 while steps.has_work:
                     steps.step()
 
-    def _add(self, steps: SteppedEngine, asked: PendingPrompt) -> bool:
-        """Add a request if there is room. Raises RequestError, which names the prompt."""
+    def _add(self, steps: SteppedEngine, asked: PendingPrompt, most: int) -> bool:
+        """Add a request if fewer than `most` completions are under way, and there is room. Raises
+        RequestError, which names the prompt."""
         num_unfinished = steps.scheduler.num_waiting + steps.scheduler.table.num_owned
-        if num_unfinished >= self._step_rows:
+        if num_unfinished >= most:
             return False  # more would not be faster, and would put off the first completions
         try:
             with naming(asked):

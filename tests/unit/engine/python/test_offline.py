@@ -347,6 +347,15 @@ def test_a_stream_reads_only_as_far_ahead_as_it_has_use_for(llm: Engine) -> None
         assert tokens(alone.completions) == [completion.token_ids.tolist()]
 
 
+def test_a_stream_begins_with_few_so_that_the_first_come_soon(
+    llm: Engine, steps: SteppedEngine
+) -> None:
+    """The page's example was silent for seconds: of 2,048 prompts, its 20 came after all others."""
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    begun = [steps.scheduler.num_left for _ in llm.stream([[5, 6]] * 30, params)]
+    assert begun[:13] == [1] * 1 + [4] * 3 + [12] * 8 + [20], "then as many as a step has rows"
+
+
 def test_one_at_a_time(llm: Engine) -> None:
     first = llm.stream(["the cat"] * 40, SamplingParams(max_tokens=20))
     next(first)
