@@ -35,7 +35,7 @@ _REGION_BYTES = COUNTS_BYTES + GAUGES_BYTES
 STARTING_SINCE, COMPILING = "srm_engine_starting_since_seconds", "srm_engine_compiling"
 """Gauges by which API processes see what an engine does that does not answer yet."""
 COMPILES = "compiling the graph (once per model and machine, usually 30 to 240 s)"
-"""What replies say of an engine while the gauge `COMPILING` is set."""
+"""Text of `/ready` and of 503 replies while the gauge `COMPILING` is set."""
 _UNIT = 8  # bytes of a number: all places are whole ones
 _SIZES = struct.Struct("<q")
 

@@ -108,10 +108,10 @@ class Admission:
     def has_part(self, share: FairShare | None, more: int, limit: int) -> bool:
         """Whether a share, None for a new one, of which `more` bytes are to wait holds its part of
         `limit` at most; the first of its requests may be larger."""
-        if share is None or not share.waiting:
+        if share is None or not share.waiting_bytes:
             return True
         tiers = self.shares.tiers.values()
-        waiting = sum(bool(other.waiting) for tier in tiers for other in tier.members.values())
+        waiting = sum(other.waiting_bytes > 0 for tier in tiers for other in tier.members.values())
         return share.waiting_bytes + more <= limit // waiting
 
     def leave(self, group: SequenceGroup) -> None:
@@ -327,9 +327,9 @@ class Admission:
         """Have a group give up the state of its prompt for this share, and feed it again when it is
         its turn; returns whether a slot is free now."""
         for group in () if self._yielding else self._givers(share):
-            is_paced = self.paced.pop(group, 0) is None
-            if group.prefix and (is_paced or group.prefix.pins == 1):
+            if group.prefix and (group in self.paced or group.prefix.pins == 1):
                 self.forking.discard(group)
+                self.paced.pop(group, None)
                 self._yielding = group
                 if not self._yield() or self.prefixes.num_available:
                     break

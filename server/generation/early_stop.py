@@ -117,9 +117,9 @@ class SharedBudget(Generic[_Measured]):
         return paid
 
     def start_more(self) -> dict[int, int]:
-        """Return the prompts of which more samples may start, each with how many in all: the next
-        one, the first of each, and then as many as have been drawn, or as what is left is enough
-        for."""
+        """Return the prompts of which more samples may start, each with how many in all: what is
+        paid next and the first of each, then as many as have been drawn, or as what is left is
+        enough for."""
         more: dict[int, int] = {}
         if self._next and self._started[place := self._next[0][1]] == self._drawn[place]:
             more[place] = self._start(place)

@@ -49,12 +49,12 @@ log = logging.getLogger(__name__)
 _ROOT = Path(srm.__file__).resolve().parents[1]
 QUESTION = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 """The README's prompt."""
-EXAMPLE = "example.json"
 SHOW_LAST = (
     " | python3 -c 'import json, sys; r = json.load(sys.stdin); "
     """print(r.get("error") or r["choices"][-1]["text"], r.get("samples", ""))'"""
 )
-"""Shows a reply in a line: its last choice, which is the one that `until` ended with."""
+"""Shell command that prints a reply's last choice, with which `until` ended, and its counts."""
+EXAMPLE = "example.json"
 """Name of the file in which a model's folder says what to ask it first: a body of
 `POST /v1/completions`."""
 MOST_EXAMPLE = 16_384

@@ -394,11 +394,10 @@ class EngineMachine(RuleBasedStateMachine):
         for below in range(MAX_N + 1):
             for name in self.requests:
                 self.start_these(name, below)
-            for _ in range(1_000):
-                if not self.engine.has_work:
-                    break
+            left = 1_000
+            while self.engine.has_work and (left := left - 1):
                 self.step()
-            assert not self.engine.has_work, "something waits for what never comes"
+            assert left, "something waits for what never comes"
         scheduler, parking = self.engine.scheduler, self.engine.scheduler.parking
         assert (self.engine.status().running, self.engine.status().waiting) == (0, 0)
         assert scheduler.table.num_free == scheduler.table.num_slots

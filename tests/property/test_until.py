@@ -128,7 +128,8 @@ class ScriptedEngine(EngineClient):
         while left := [token for token in left if token not in self._stopped]:
             for _ in range(self._script.pauses):
                 await asyncio.sleep(0)
-            ready = [token for token in left if self.may_start(*token)]
+            below = [self._below[request.id] for request in self._requests]
+            ready = [(prompt, index) for prompt, index in left if index < below[prompt]]
             if not ready:
                 idle += 1
                 for stream in self.streams.by_number.values() if idle > MANY else ():
@@ -145,9 +146,6 @@ class ScriptedEngine(EngineClient):
                     counts[token] += 1
                     self._say(*token, counts[token], outputs)
             self.streams.receive(Outputs(outputs))
-
-    def may_start(self, prompt: int, index: int) -> bool:
-        return index < self._below[self._requests[prompt].id]
 
     def _say(self, prompt: int, index: int, count: int, outputs: list[Output]) -> None:
         request, text = self._requests[prompt], self._script.samples[prompt][index]

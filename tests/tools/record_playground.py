@@ -45,14 +45,8 @@ def main(folder: str) -> None:
             page.screenshot(path=path, full_page=True, animations="disabled")
         browser.close()
     durations = [round(1_000 * (later - at)) for at, later in pairwise(times)]
-    first, *others = frames
-    first.save(
-        f"{folder}/assets/playground.webp",
-        save_all=True,
-        append_images=others,
-        duration=[FIRST_MS, *durations[1:], LAST_MS],
-        loop=0,
-    )
+    path, shown = f"{folder}/assets/playground.webp", [FIRST_MS, *durations[1:], LAST_MS]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=shown, loop=0)
 
 
 def record(page: Page) -> tuple[list[Image.Image], list[float]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import SequenceGroup
-from srm.errors import InvalidRequest
+from srm.errors import InvalidRequest, Overloaded
 from tests.kit.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
 from tests.kit.engines.making import (
     complete,
@@ -133,6 +133,15 @@ def test_what_is_parked_still_runs() -> None:
     scheduler.start_below("a", 9)
     outputs += steps(scheduler)
     assert [output.index for output in outputs[4:]] == list(range(9))
+
+
+def test_who_is_held_back_has_a_part_of_the_waiting_bytes_only() -> None:
+    """Also if none of its samples may start."""
+    scheduler = scheduler_of(num_slots=8, max_waiting_bytes=4_000)
+    with pytest.raises(Overloaded, match="of at most 4000 bytes are waiting"):
+        for number in range(1_000):
+            scheduler.add(request_of(str(number), n=9, max_tokens=9, first_wave=0, share="a"))
+    scheduler.add(request_of("other", n=9, max_tokens=9, share="b"))
 
 
 @pytest.mark.parametrize("prompt", [[5], [5, 6, 7]])

@@ -19,6 +19,7 @@ from srm.engine.messages import Output
 from srm.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.early_stop import AHEAD, EarlyStop, SharedBudget
 from srm.server.generation.matching import MAX_PROGRAM, Mark, Pattern
 from srm.server.generation.sample_selection import Ranking, SampleSelection
 from srm.server.schema.completion_request import parse_completion
@@ -29,6 +30,16 @@ def sample(
 ) -> ChoicePart:
     tokens = Output("", index, bytes(4 * num_tokens), array("f", logprobs).tobytes())
     return ChoicePart(index, True, text, tokens, [], "stop", None)
+
+
+def test_a_spent_budget_holds_no_first_sample_back() -> None:
+    early_stops = [EarlyStop[ChoicePart](20, 1) for _ in range(3 * AHEAD)]
+    budget = SharedBudget(early_stops, 1)
+    assert budget.start_more() == dict.fromkeys(range(3 * AHEAD), 1)
+    for prompt, early_stop in enumerate(early_stops):
+        assert len(budget.spend(prompt, early_stop.add_sample(0, False, sample(0, "")))) == 1
+        assert budget.start_more() == {}
+    assert budget.is_spent and {early_stop.end for early_stop in early_stops} == {1}
 
 
 SCORES = [[-1.0], [-0.5, -0.75], [-4.0, 0.0, 0.0, 0.0], [-math.inf, 0.0], []]
