@@ -163,7 +163,7 @@ class Admission:
         if group.unforked:
             self.line_up(self.forking, group)
             return others
-        group.prefilled, group.cached, group.state_slot = 0, 0, NO_SLOT
+        group.prefilled, group.state_slot = 0, NO_SLOT
         group.prefix, group.awaited = None, None
         group.fills.clear()
         self.line_up(self.waiting, group)

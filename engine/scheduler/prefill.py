@@ -66,8 +66,10 @@ class Prefill:
             shared.add(len(quiet))  # what else may follow it is likely to be scored too
         for length in sorted(shared, reverse=True):
             self._leave(group, length)
-        if group.cached:
-            self._prefixes.count_hit(group.cached)
+        if group.prefilled:
+            self._prefixes.count_hit(group.prefilled)
+        if group.taken_up is None:  # what is fed again was not there at first
+            group.cached = group.prefilled
         return True
 
     def push(self, group: SequenceGroup) -> None:
@@ -118,7 +120,7 @@ class Prefill:
         """Reset the group, whose prompt is to be fed again from the first token on."""
         self.release(group)
         group.fills.clear()
-        group.prefilled, group.cached, group.awaited = 0, 0, None
+        group.prefilled, group.awaited = 0, None
         group.scored_before = group.scored
         group.state_slot, group.prefix = NO_SLOT, None
 
@@ -126,7 +128,7 @@ class Prefill:
         self._prefixes.pin(prefix)
         group.pinned.append(prefix)
         group.share.pins += 1
-        group.prefilled = group.cached = prefix.length
+        group.prefilled = prefix.length
         group.state_slot = prefix.slot
         if not group.num_unprefilled:
             group.prefix = prefix
@@ -138,7 +140,7 @@ class Prefill:
         if prefix is None and is_whole and group.needs_prefix:
             # All slots are pinned, one by this group itself, or it would not have been its turn.
             self.release(group)
-            group.prefilled, group.cached, group.state_slot = 0, 0, NO_SLOT
+            group.prefilled, group.state_slot = 0, NO_SLOT
             prefix = self._prefixes.claim(group.prompt[:length], group.order, group.request.salt)
             assert prefix is not None
         if prefix is None:

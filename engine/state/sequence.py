@@ -56,7 +56,7 @@ class SequenceGroup:
     share: FairShare = field(init=False)
     """Share that its slots count for, from when it is in line on."""
     prefilled: int = 0  # prompt tokens that were cached or fed by prefill rows
-    cached: int = 0  # prompt tokens whose state was there already
+    cached: int = 0  # prompt tokens whose state was there when it was first begun
     scored: int = 0  # prompt tokens whose scores have been sent
     scored_before: int = 0  # the same when its prompt was last begun anew: they are not sent again
     first_version: int = 0
