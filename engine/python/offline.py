@@ -35,7 +35,7 @@ from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn, nam
 from srm.engine.python.request_output import Completion, CompletionPart, Generated
 from srm.engine.python.token_streams import TokenStreams
 from srm.engine.python.tokenizer import FolderTokenizer
-from srm.engine.steps.batch import I32
+from srm.engine.python.until import Selection, Until
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.errors import (
     UNDECODABLE,
@@ -51,7 +51,6 @@ from srm.settings import build_struct
 
 _DEFAULTS = SamplingParams()
 _encode = msgspec.msgpack.Encoder().encode
-_NO_TOKENS: I32 = np.empty(0, np.int32)
 _OF_THE_PROCESS = (
     *("drain_s", "request_timeout_s", "step_timeout_s", "log_level", "log_format"),
     *("snapshot_dir", "snapshot_interval_s", "snapshot_s"),
@@ -113,12 +112,14 @@ class Engine:
         *,
         on_progress: Callable[[GenerateProgress], None] | None = None,
         progress: bool = True,
+        until: Until | None = None,
     ) -> list[Generated]:
         """Complete every prompt, in the order given; one text alone is one prompt.
 
         `params` are all prompts' or one for each. A seed is that of every prompt that has it: equal
         prompts with equal parameters have equal completions. `on_progress` is called after every
         step; without it, a terminal shows a bar on standard error unless `progress` is False.
+        `until` says when a prompt needs no more of its n samples.
         Raises RequestError, which names the prompt at fault; nothing is left running then.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -127,13 +128,14 @@ class Engine:
             raise InvalidRequest(
                 f"params must be one or as many as prompts: {len(given)}; got {len(each)}", "params"
             )
-        steps, generateds = self._open(), [Generated(_NO_TOKENS, []) for _ in given]
+        steps, completions = self._open(), [list[Completion]() for _ in given]
         total, before = sum(params.n for params in each), steps.scheduler.latencies.num_sampled
-        finished = 0
+        selection, num_chosen = (Selection(until, each) if until else None), 0
 
         def report() -> None:
             scheduler = steps.scheduler
             tokens = scheduler.latencies.num_sampled - before
+            finished = num_chosen + (selection.num_unneeded if selection else 0)
             tell(finished, f"{tokens:,} tokens")
             if on_progress is not None:
                 on_progress(GenerateProgress(finished, total, tokens, scheduler.table.num_owned))
@@ -145,16 +147,12 @@ class Engine:
         is_shown = progress and on_progress is None and sys.stderr.isatty()
         with (
             show_progress("generating", total, is_shown=is_shown) as tell,
-            closing(self._run(steps, iter(asked), report, self._step_rows)) as completions,
+            closing(self._run(steps, iter(asked), report, self._step_rows, selection)) as made,
         ):
-            for prompt, made in completions:
-                finished += 1
-                generateds[prompt.number].completions.append(made)
-                if not prompt.unfinished:
-                    generateds[prompt.number] = prompt.generated(
-                        generateds[prompt.number].completions
-                    )
-        return generateds
+            for completion in made:
+                num_chosen += 1
+                completions[completion.prompt].append(completion)
+        return [pending.generated(completions[pending.number]) for pending in asked]
 
     def stream(
         self,
@@ -173,8 +171,7 @@ class Engine:
         asked = in_turn(zip(given, _counted(each, steps), strict=False), self._tokenizer)
         first = -(-self._step_rows // 16)
         with closing(self._run(steps, asked, lambda: None, first)) as completions:
-            for _, made in completions:
-                yield made
+            yield from completions
 
     async def stream_tokens(
         self, prompt: Prompt, params: SamplingParams = _DEFAULTS
@@ -226,9 +223,10 @@ class Engine:
         asked: Iterator[PendingPrompt],
         after_step: Callable[[], None],
         first: int,
-    ) -> Generator[tuple[PendingPrompt, Completion], None, None]:
-        """Yield completions as they end. Takes no more prompts than steps have use for: those of
-        `first` completions, then two more for each that ended."""
+        selection: Selection | None = None,
+    ) -> Generator[Completion, None, None]:
+        """Yield completions as they end, or as they are selected. Takes no more prompts than steps
+        have use for: those of `first` completions, then two more for each that ended."""
         running: dict[str, PendingPrompt] = {}
         decode = self._tokenizer.decode
         self._is_busy = True
@@ -236,18 +234,21 @@ class Engine:
             upcoming = next(asked, None)
             while upcoming is not None or steps.has_work:
                 most = min(self._step_rows, first)
-                while upcoming is not None and self._add(steps, upcoming, most):
+                while upcoming is not None and self._add(steps, upcoming, most, selection):
                     running[upcoming.request.id] = upcoming
                     upcoming = next(asked, None)
                 with _uninterrupted():
                     outputs = self._step()
                 for output in outputs:
-                    pending = running[output.id]
-                    if (made := pending.add_output(output, decode)) is not None:
-                        if not pending.unfinished:
-                            del running[output.id]
-                        first += 2
-                        yield pending, made
+                    pending = running.get(output.id)  # none: all that it needs has ended before
+                    if pending is None or (made := pending.add_output(output, decode)) is None:
+                        continue
+                    first += 2
+                    yield from [made] if selection is None else selection.add(made)
+                    if not pending.unfinished or (selection and selection.is_over(pending.number)):
+                        del running[output.id]
+                if selection is not None:
+                    selection.choose_samples(steps)
                 after_step()
         finally:
             self._is_busy = False  # whatever a broken device does below
@@ -257,7 +258,13 @@ class Engine:
                 while steps.has_work:
                     steps.step()
 
-    def _add(self, steps: SteppedEngine, asked: PendingPrompt, most: int) -> bool:
+    def _add(
+        self,
+        steps: SteppedEngine,
+        asked: PendingPrompt,
+        most: int,
+        selection: Selection | None,
+    ) -> bool:
         """Add a request if fewer than `most` completions are under way, and there is room. Raises
         RequestError, which names the prompt."""
         num_unfinished = steps.scheduler.num_waiting + steps.scheduler.table.num_owned
@@ -265,7 +272,8 @@ class Engine:
             return False  # more would not be faster, and would put off the first completions
         try:
             with naming(asked):
-                steps.add(asked.request)
+                request = asked.request
+                steps.add(request if selection is None else selection.hold_back(request))
         except Overloaded:
             return False
         return True

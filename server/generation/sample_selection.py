@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
+from srm.engine.early_stop import EarlyStop, SharedBudget
 from srm.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
-from srm.server.generation.early_stop import EarlyStop, SharedBudget
 from srm.server.generation.matching import Pattern
 from srm.server.generation.verification import Verifier
 from srm.server.schema.completion_request import CompletionRequest

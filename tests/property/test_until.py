@@ -19,6 +19,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from srm.engine import early_stop
 from srm.engine.client.client import EngineClient
 from srm.engine.client.streams import Streams
 from srm.engine.messages import (
@@ -32,7 +33,6 @@ from srm.engine.messages import (
     ToEngine,
 )
 from srm.engine.steps.tokens import step_tokens
-from srm.server.generation import early_stop
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation

@@ -28,6 +28,7 @@ from research.bench.host.load import MODEL, PROMPT_LENGTH
 from srm.engine.config import EngineConfig
 from srm.engine.device.libc import keep_freed_memory
 from srm.engine.device.runner import ModelRunner
+from srm.engine.early_stop import EarlyStop, SharedBudget
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.python.tokenizer import FolderTokenizer
@@ -35,7 +36,6 @@ from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.steps.batch import I64, Bool, StepResult
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.loadtest.records import RECORDS, ROOT
-from srm.server.generation.early_stop import EarlyStop, SharedBudget
 
 END, OTHER = 1, 2
 """Tokens that are made up: one that ends a sample, and one that does not."""

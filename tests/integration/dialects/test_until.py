@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import re2
 
-from srm.server.generation.early_stop import AHEAD, FIRST_WAVE
+from srm.engine.early_stop import AHEAD, FIRST_WAVE
 from tests.kit.serving import (
     CHATS,
     SERVER_FLAGS,

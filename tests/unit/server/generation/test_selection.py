@@ -15,11 +15,11 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from srm.engine.early_stop import AHEAD, EarlyStop, SharedBudget
 from srm.engine.messages import Output
 from srm.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
-from srm.server.generation.early_stop import AHEAD, EarlyStop, SharedBudget
 from srm.server.generation.matching import MAX_PROGRAM, Mark, Pattern
 from srm.server.generation.sample_selection import Ranking, SampleSelection
 from srm.server.schema.completion_request import parse_completion

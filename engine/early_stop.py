@@ -56,6 +56,11 @@ class EarlyStop(Generic[_Sample]):
             return self.end
         return min(self.end, self._first_wave + 2 * self._ended)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all samples that may be in the reply have been returned."""
+        return self._next >= self.end
+
     def add_sample(self, index: int, matched: bool, sample: _Sample) -> list[_Sample]:
         """Add a finished sample; return those now known to be in the reply, in order."""
         self._ended += 1
