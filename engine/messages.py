@@ -187,6 +187,16 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     """The name that its client gave it, for `EndRequests`; other requests may have the same one."""
     salt: str = ""
     """Kept states of prompts are only used among requests of the same salt."""
+    state: bytes = b""
+    """float32 little-endian, the state after the first `state_length` tokens of the prompt, which
+    are then not fed. It is not used once the weights are not those of `state_of` any more."""
+    state_length: int = 0
+    """Number of these tokens; 0: no state is given."""
+    state_of: str = ""
+    """Fingerprint of the weights that made it."""
+    returns_state: bool = False
+    """Send the state after all tokens of the prompt but the last, as an Output of index PROMPT, and
+    sample nothing: n must be 1 and `max_tokens` 0."""
     first_wave: int | None = None
     """So many completions, the first ones, may start until a StartSamples lets more start: for who
     may soon want no more of them. None: all start as soon as there are slots."""
@@ -351,6 +361,9 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     first_version: int = 0
     """Version of the weights that the request's first completion began with, where that is not the
     one that the message names."""
+    state: bytes = b""
+    """float32[state_width], with index PROMPT, where `returns_state` asks for it; empty after no
+    tokens."""
 
 
 _PER_TOKEN = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs", "versions")

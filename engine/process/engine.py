@@ -27,6 +27,7 @@ from srm.engine.scheduler.parking import merge_writes, parkable
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.scheduler.wait_queues import QueueRate
 from srm.engine.state.parked import Parked, in_parts
+from srm.engine.state.prefixes import NO_SLOT
 from srm.engine.steps.batch import I32, Batch, Launched, Runner
 from srm.engine.weights.weights import Weights
 from srm.errors import Overloaded, RequestError, SRMError
@@ -81,6 +82,7 @@ class Engine:
         self._in_flight: _Step | None = None
         self._is_settled = True  # False: complete the step under way before the next one
         self._tokens: list[StepTokens] = []
+        self._returned: list[Output] = []  # states of prompts, since the last step
         self._num_restored = 0  # tokens of sequences that were parked when they were added
         self._last_completed = 0.0
         self.progress: Callable[[Request], Parked | None] = lambda _: None
@@ -109,6 +111,8 @@ class Engine:
         does not run, `progress` is asked.
         """
         self.scheduler.latencies.now = time.monotonic()
+        if request.state_length and request.state_of != self._fingerprint:
+            request = msgspec.structs.replace(request, state=b"", state_length=0, state_of="")
         if self.scheduler.is_sent_again(request):
             self._is_settled = False
         elif request.durable and self.scheduler.is_durable(request.id):
@@ -162,7 +166,8 @@ class Engine:
     def step(self) -> list[Output]:
         """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
         outputs = self.settle() + self._make_room()
-        return outputs + self._complete(self._launch())
+        outputs += self._complete(self._launch())
+        return outputs + self._take_returned()
 
     def step_overlapped(self) -> list[Output]:
         """Launch one batch, then complete the one launched before: the same tokens, a step later.
@@ -174,7 +179,7 @@ class Engine:
         outputs = self._make_room()
         launched = self._launch()
         landing, self._in_flight = self._in_flight, launched
-        return outputs + self._complete(landing)
+        return outputs + self._complete(landing) + self._take_returned()
 
     def settle(self) -> list[Output]:
         """Complete the step under way and launch no other; return its Outputs."""
@@ -341,7 +346,28 @@ class Engine:
         if resumed := self.scheduler.take_resumed():
             for slots, states in merge_writes(resumed, READ_SLOTS):
                 self.runner.write_slots(slots, states)
-        return None if batch is None else _Step(batch, self.runner.launch(batch), started)
+        step = None if batch is None else _Step(batch, self.runner.launch(batch), started)
+        self._return_states()
+        return step
+
+    def _return_states(self) -> None:
+        """Read what requests want of states, which are complete once the step launched has run."""
+        groups, slots = self.scheduler.take_prepared()
+        if not groups:
+            return
+        known = np.unique(slots[slots >= 0])
+        states: dict[int, bytes] = {NO_SLOT: b""}
+        for begin in range(0, len(known), READ_SLOTS):
+            some = known[begin : begin + READ_SLOTS]
+            rows = self.runner.read_slots(some).states.astype("<f4", copy=False)
+            states |= {slot: row.tobytes() for slot, row in zip(some.tolist(), rows, strict=True)}
+        for group, slot in zip(groups, slots.tolist(), strict=True):
+            self._returned += self.scheduler.return_state(group, states[slot])
+        metrics.REQUESTS.labels("finished").inc(len(groups))
+
+    def _take_returned(self) -> list[Output]:
+        returned, self._returned = self._returned, []
+        return returned
 
     def _complete(self, step: _Step | None) -> list[Output]:
         if step is None:

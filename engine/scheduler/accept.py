@@ -51,6 +51,7 @@ def accept(
     if request.stream < 0 or request.stream % STREAMS + last >= STREAMS:
         raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
     prompt = _prompt(request.prompt_token_ids, model)
+    _check_state(request, len(prompt), model)
     first_scored = _first_scored(params, len(prompt))
     _check_scoring(request, first_scored, len(prompt))
     check_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
@@ -74,6 +75,7 @@ def accept(
         unfinished=params.n,
         samples=samples,
         to_start=params.n,
+        state_length=request.state_length,
         num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
     )
 
@@ -194,9 +196,31 @@ def _first_scored(params: SamplingParams, prompt_length: int) -> int:
     return max(start if start >= 0 else prompt_length + start, 1)
 
 
+def _check_state(request: Request, prompt_length: int, model: ModelConfig) -> None:
+    """Check what a request gives of a state, or asks for one."""
+    length, num_bytes = request.state_length, len(request.state)
+    if not 0 <= length < prompt_length:
+        raise InvalidRequest(
+            f"state_length must be 0 … {prompt_length - 1}, since the prompt's last token is fed; "
+            f"got {length}",
+            "state_length",
+        )
+    expected = 4 * model.state_width if length else 0
+    if num_bytes != expected:
+        raise InvalidRequest(f"state must have {expected} bytes, got {num_bytes}", "state")
+    params = request.params
+    is_alone = params.n == 1 and params.max_tokens == 0 and params.prompt_logprobs is None
+    if request.returns_state and not (is_alone and not request.durable):
+        raise InvalidRequest(
+            "returns_state must be alone: n = 1, max_tokens = 0, no prompt_logprobs, not durable; "
+            f"got n = {params.n}, max_tokens = {params.max_tokens}",
+            "returns_state",
+        )
+
+
 def _check_scoring(request: Request, first_scored: int, prompt_length: int) -> None:
     params = request.params
-    if params.max_tokens == 0 and first_scored >= prompt_length:
+    if params.max_tokens == 0 and first_scored >= prompt_length and not request.returns_state:
         raise InvalidRequest(
             "max_tokens must be at least 1, or 0 with prompt_logprobs of a token that is not the "
             f"first; got 0, prompt_logprobs = {params.prompt_logprobs}, {prompt_length} tokens",

@@ -53,6 +53,8 @@ class Admission:
     """Groups in no line: none of those left may start yet."""
     prefill: Prefill = field(init=False)
     refeed: Refeed = field(init=False)
+    prepared: list[SequenceGroup] = field(default_factory=list)
+    """Groups that want nothing but the state of their prompt, which the next step's end has."""
     is_held: bool = False  # only what is parked gets slots
     _yielding: SequenceGroup | None = None  # gives up its prefix when none of its rows needs it
     _waiting_at: Counter[int] = field(default_factory=Counter)  # of num_waiting, by priority
@@ -216,6 +218,10 @@ class Admission:
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:
         """Take what is to be written to which slots before the next step."""
         resumed, self._resumed = self._resumed, []
+        given, self.prefill.given = self.prefill.given, []
+        for slot, state in given:
+            states = SlotStates(np.frombuffer(state, np.float32)[None], np.zeros(1, np.int32))
+            resumed.append((np.array([slot], np.int64), states))
         return resumed
 
     def count_forks(self, group: SequenceGroup, count: int) -> None:
@@ -380,7 +386,10 @@ class Admission:
         if group.taken_up is None:
             self.latencies.take_up(group)
         if not group.num_unprefilled:
-            self._start(group)
+            if group.request.returns_state:
+                self.prepared.append(group)
+            else:
+                self._start(group)
             return 0
         self._begin_prefill(group)
         return group.num_unprefilled

@@ -305,6 +305,10 @@ class StepCompletion:
                 outputs += self._end_unsampled(group, LENGTH)
         return outputs
 
+    def return_state(self, group: SequenceGroup, state: bytes) -> list[Output]:
+        """End a request that wanted the state of its prompt; return its Outputs."""
+        return [Output(group.request.id, PROMPT, state=state), *self._end_unsampled(group, LENGTH)]
+
     def _end_unsampled(self, group: SequenceGroup, reason: int) -> list[Output]:
         self._registry.drop(group)
         self._latencies.finish(group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from srm.engine.scheduler.assembly import PromptChunk
 from srm.engine.scheduler.wait_queues import FairQueue, WaitQueue
-from srm.engine.state.prefixes import NO_SLOT, Prefix, Prefixes
+from srm.engine.state.prefixes import NO_SLOT, Found, Prefix, Prefixes
 from srm.engine.state.sequence import SequenceGroup
 
 MIN_SPLIT = 16
@@ -28,6 +28,8 @@ class Prefill:
         self._line = WaitQueue()
         self.awaiting: dict[Prefix, WaitQueue] = {}
         """Groups by the state that they wait for."""
+        self.given: list[tuple[int, bytes]] = []
+        """Slots, and the states that requests gave for them, to be written before the next step."""
         self._num_begun = 0
 
     @property
@@ -48,12 +50,15 @@ class Prefill:
         if group.is_scored:  # what is scored is fed
             quiet = tokens[: group.num_quiet]
             usable = self._prefixes.find(quiet, group.request.salt)
-        if usable.coming is not None and usable.coming.order > group.order:
+        given = self._put_given(group, usable)
+        if given is None and usable.coming is not None and usable.coming.order > group.order:
             group.awaited = usable.coming
             self.awaiting.setdefault(usable.coming, WaitQueue()).push(group)
             return False
-        if usable.ready is not None:
-            self._start_from(group, usable.ready)
+        if (start := given or usable.ready) is not None:
+            self._start_from(group, start)
+        if given is not None:
+            self._prefixes.release(given)
         self._num_begun += 1
         group.share.last_begun, group.begun_at = self._num_begun, group.started
         is_new = self._prefixes.keep and matched.length < len(tokens)
@@ -123,6 +128,19 @@ class Prefill:
         group.prefilled, group.awaited = 0, None
         group.scored_before = group.scored
         group.state_slot, group.prefix = NO_SLOT, None
+
+    def _put_given(self, group: SequenceGroup, usable: Found) -> Prefix | None:
+        """Put the state that a request gives into a slot, if no kept one is as long; return it
+        pinned. None: its tokens are fed."""
+        length = group.state_length
+        longest = group.num_quiet if group.is_scored else length
+        if not usable.length < length <= longest:
+            return None
+        prefix = self._prefixes.claim(group.prompt[:length], group.order, group.request.salt)
+        if prefix is not None:
+            self._prefixes.finish(prefix)
+            self.given.append((prefix.slot, group.request.state))
+        return prefix
 
     def _start_from(self, group: SequenceGroup, prefix: Prefix) -> None:
         self._prefixes.pin(prefix)

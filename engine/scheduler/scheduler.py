@@ -33,7 +33,7 @@ from srm.engine.scheduler.preemption import choose_preempted
 from srm.engine.scheduler.round_robin import RoundRobin
 from srm.engine.state.latency import Latencies
 from srm.engine.state.parked import Parked
-from srm.engine.state.prefixes import Prefixes
+from srm.engine.state.prefixes import NO_SLOT, Prefixes
 from srm.engine.state.sequence import PATIENCE, SequenceGroup
 from srm.engine.state.slots import SlotTable, StopSets
 from srm.engine.steps.batch import I32, I64, NO_EDITS, Batch, SlotStates, StepResult
@@ -351,6 +351,7 @@ class Scheduler:
             )
             if group.reach and not group.first_version and (has_output or not refeeds):
                 group.first_version = version
+            group.state_length = 0
             if refeeds:
                 self.admission.feed_again(group)
             elif group.prefilled and group.unstarted and not self._runs(group):
@@ -398,6 +399,8 @@ class Scheduler:
         first_ids = self.table.first_id[new[batch.new["read_slot"] != new]]
         self.table.advance(slots, batch.positions, batch.ends)
         for group in prefilled:
+            if group.request.returns_state:
+                admission.prepared.append(group)
             if not group.max_outputs:
                 continue  # it only wants scores
             if group.needs_prefix:
@@ -409,6 +412,17 @@ class Scheduler:
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
             admission.count_forks(self.registry.by_first_id[first_id], count)
         return batch
+
+    def take_prepared(self) -> tuple[list[SequenceGroup], I64]:
+        """Take the requests that want the state of their prompt and whose prompts are in batches,
+        with the slot that has it, -1 for that of no tokens."""
+        prepared, self.admission.prepared = self.admission.prepared, []
+        slots = [group.prefix.slot if group.prefix else NO_SLOT for group in prepared]
+        return prepared, np.array(slots, np.int64)
+
+    def return_state(self, group: SequenceGroup, state: bytes) -> list[Output]:
+        """End a prepared request; return its Outputs."""
+        return self._completion.return_state(group, state)
 
     def _decode_room(self) -> int:
         """Most rows that the next step decodes.

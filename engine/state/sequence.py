@@ -43,6 +43,8 @@ class SequenceGroup:
     """i64[n] which samples of a request that engines share its sequences are; None: 0, 1, 2, …"""
     automaton: TokenAutomaton | None = None  # of its constraint, if that has a table
     table: int = 0  # where that begins, from when it is entered on
+    state_length: int = 0
+    """Prompt tokens after which the request gives the state; 0 once that is of other weights."""
     num_bytes: int = 0  # about how many bytes remembering the request takes
     to_start: int = 0
     """Sequences that start anew: all n, but for a cut and for those that were parked."""
@@ -153,8 +155,9 @@ class SequenceGroup:
 
     @property
     def needs_prefix(self) -> bool:
-        """Whether several sequences share a prefill: it cannot be made in a sequence's slot."""
-        return self.request.params.n > 1 and len(self.prompt) > 1
+        """Whether a prefill is not made in a sequence's slot, since several share it, or none."""
+        is_shared = self.request.params.n > 1 or self.request.returns_state
+        return is_shared and len(self.prompt) > 1
 
     @property
     def next_stop(self) -> int:
