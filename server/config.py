@@ -50,6 +50,7 @@ _AT_LEAST_1 = (
 _AT_LEAST_0 = (
     *("drain_s", "requests_per_minute", "tokens_per_minute", "stream_max_rate"),
     *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s", "stream_keepalive_s"),
+    "max_state_bytes",
 )
 _LEAST = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
 SpecialNames = Literal["text", "control"]
@@ -145,6 +146,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_store_bytes: int = 64 * 1024**3
     """Most bytes of one API key's files after an upload, each counted as at least 4096; 0: no
     limit."""
+    max_state_bytes: int = 1024**3
+    """Most bytes of one API key's states, each counted with 512 more; 0: no limit."""
     max_batches: int = 0
     """Most batches that one API key may have waiting or running; 0: no limit."""
     max_batch_lines: int = 0

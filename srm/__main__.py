@@ -108,7 +108,7 @@ SETTINGS = """
   api_keys_file requests_per_minute tokens_per_minute priority_keys share_prompts
   cors_origins allowed_hosts root_path
   admin_port admin_host weights_dir trainer_routes pause_lease_s otlp_endpoint stall_s
-  data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
+  data_dir max_file_bytes max_store_bytes max_state_bytes max_batches max_batch_lines
   batch_fsync_s max_batch_lines_in_flight
   prompt token_ids json n max_tokens temperature top_k top_p min_p seed
   stop stop_token_ids ignore_eos extra_body

@@ -42,7 +42,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.storage": (*_SERVES, *_EDGE),
     "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
     "server.supervise": (*_SERVES, *_EDGE, "server.text", "engine.process.watchdog"),
-    "server.generation": (*(*_SERVES, *_EDGE, "server.text", "engine.constraints.share_lines"),),
+    "server.generation": (
+        *(*_SERVES, *_EDGE, "server.text", "engine.constraints.share_lines"),
+        "server.storage.states",
+    ),
     "server.reply": (*_SERVES, *_EDGE, "server.text", "server.generation"),
     "server.dialects.completions": (*_SERVES, *_ANSWERS),
     "server.dialects.chat": (*_SERVES, *_ANSWERS, "server.dialects.completions"),

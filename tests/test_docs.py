@@ -51,7 +51,7 @@ PAGES = [*doc_tables.PAGES, *sorted(ROOT.glob("*.md"))]
 API = ["api.md", *(f"api/{name}.md" for name in (
     *("completions", "chats", "responses", "messages", "streaming", "sampling", "many-samples"),
     *("models", "files-and-batches", "rollouts", "administration", "limits"),
-)), "log-probabilities.md"]  # fmt: skip
+)), "states.md", "log-probabilities.md"]  # fmt: skip
 """In the order in which their examples go on from each other."""
 FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig", "SRMConfig"}
 """What is named as settings are, and is that of no command by itself."""

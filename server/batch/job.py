@@ -265,6 +265,7 @@ class BatchJob:
         return RequestOwner(
             *(f"batch:{record.id}", weight, BATCH_PRIORITY, True, record.created_at),
             prompts_of="" if self._config.share_prompts else record.owner,
+            key=record.owner,
         )
 
 

@@ -14,7 +14,8 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -31,11 +32,13 @@ from srm.server.batch.engine_retry import EngineRetry
 from srm.server.batch.job import BatchJob, Workplace
 from srm.server.batch.lines import Answerer
 from srm.server.batch.starts import MAX_ALONE, Starts
+from srm.server.generation.states import States
 from srm.server.loop_turns import show_turns
 from srm.server.model_identity import as_started, digest
 from srm.server.routes.services import answering
 from srm.server.storage.clock import Clock
 from srm.server.storage.records import BatchRecord
+from srm.server.storage.states import StateStore
 from srm.server.storage.store import Store
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import use_defaults
@@ -66,8 +69,12 @@ class BatchServices:
         self._stack = ExitStack()
         own = config.model_name, config.chat_template, config.special_tokens_in_messages
         use_defaults(config.model, config.sampling_defaults)
+        store = self._stack.enter_context(closing(StateStore(config.data_folder)))
+        threads = self._stack.enter_context(ThreadPoolExecutor(4, "states"))
+        text = Text(config.model)
+        states = States(store, self.client, text.model, threads)
         services = self._stack.enter_context(
-            answering(self.client, Text(config.model), config.model, *own)
+            answering(self.client, text, config.model, *own, states)
         )
         self.answerers: dict[str, Answerer] = {service.path: service for service in services}
         self.sending = EngineRetry(self.client)

@@ -45,6 +45,8 @@ class ChoicePart:
     """Text of the pattern's group, if that is asked."""
     score: float | None = None
     """By the rules of `verify`, if that is asked."""
+    state: str | None = None
+    """Id of its state, if that is asked and there is one."""
     count: int | None = None
     """How many samples with the same text it stands for, if these are counted."""
     versions: list[VersionSpan] | UnsetType = UNSET

@@ -19,7 +19,7 @@ import msgspec
 
 from srm.engine.messages import Request, SamplingParams
 from srm.errors import InvalidRequest
-from srm.server.generation.prompts import Prompt
+from srm.server.generation.prompts import GivenState, Prompt
 from srm.server.http.request_log import CURRENT
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.sampling_fields import SamplingRequest
@@ -46,6 +46,13 @@ class RequestOwner:
     """Creation time in the reply, in Unix seconds; None: now."""
     prompts_of: str = ""
     """Whose kept prompts it may begin from: a key's name; empty: everybody's."""
+    key: str = ""
+    """Name of its API key, whose states it may use; empty without keys."""
+
+    def salt(self, own: str = "") -> str:
+        """Return what its key's prompts and a request's `own` salt have for themselves; no key's
+        name has a line's end."""
+        return f"{self.prompts_of}\n{own}" if self.prompts_of else own
 
     def seed(self, id: str, prompt: int) -> int | None:
         """Return a prompt's seed, 0 … 2**64 - 1, where the request has none; None: any will do."""
@@ -60,7 +67,8 @@ def of_current_request() -> RequestOwner:
     account = entry and entry.account
     if not account:
         return RequestOwner()
-    return RequestOwner(account.name, priority=account.priority, prompts_of=account.prompts_of)
+    name, prompts_of = account.name, account.prompts_of
+    return RequestOwner(name, priority=account.priority, prompts_of=prompts_of, key=name)
 
 
 def wants_whole(request: CompletionRequest) -> bool:
@@ -76,10 +84,12 @@ def engine_requests(
     prompts: Sequence[Prompt],
     asked: Iterable[int],
     first_waves: Sequence[int | None],
+    begun: GivenState | None = None,
 ) -> list[Request]:
     """Return the engine's requests for the prompts at the indices `asked`, in this order.
 
     `id` is unique; `params` lacks the seed. `first_waves` has `Request.first_wave` of each prompt.
+    All prompts go on from the tokens of `begun`.
     """
     return [
         Request(
@@ -93,17 +103,25 @@ def engine_requests(
             weight=owner.weight,
             durable=owner.durable,
             name=request.request_id or "",
-            salt=_salt(request, owner),
             first_wave=first_waves[prompt],
+            **state_fields(begun, owner.salt(request.cache_salt or "")),
         )
         for prompt in asked
     ]
 
 
-def _salt(request: CompletionRequest, owner: RequestOwner) -> str:
-    """Return what a key's prompts and salt have for themselves; no key's name has a line's end."""
-    salt = request.cache_salt or ""
-    return f"{owner.prompts_of}\n{salt}" if owner.prompts_of else salt
+def state_fields(given: GivenState | None, salt: str) -> dict[str, Any]:
+    """Return the fields of an engine's Request that say from which state it begins, and who else
+    may begin from what it leaves behind: with a given state nobody, since that is its owner's
+    word."""
+    if given is None or not given.state:
+        return {"salt": salt}
+    return {
+        "state": given.state,
+        "state_length": given.length,
+        "state_of": given.fingerprint,
+        "salt": f"{salt}\n{given.id}",
+    }
 
 
 def _emit(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,13 +26,15 @@ from srm.server.generation.engine_request import (
     sampling_params,
     wants_whole,
 )
-from srm.server.generation.prompts import Prompt
+from srm.server.generation.prompts import GivenState, Prompt
 from srm.server.generation.sample_selection import Ranking, SampleSelection
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import PromptTokensDetails, Samples, Usage
 from srm.server.text.text import Text
 
 _ERROR, _LENGTH = REASONS.index("error"), REASONS.index("length")
+Save = Callable[[bytes], Awaitable[str]]
+"""Makes a state of tokens; returns its id."""
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
 
@@ -52,9 +54,12 @@ class Generation:
         owner: RequestOwner,
         constraint: str = "",
         model_name: str = "",
+        begun: GivenState | None = None,
+        save: Save | None = None,
     ) -> None:
         """`id` is unique; `prompts` are token ids, int32 little-endian, of `encode_prompts`;
-        `constraint` is what `Constraints` makes of the request."""
+        `constraint` is what `Constraints` makes of the request; `begun` is the state that prompts
+        go on from. `save` makes a state of a choice's tokens, where the request asks for it."""
         self.id = request.request_id or id
         """Id of the reply. The engine gets the unique `id`: a request_id that is used again must
         not meet outputs of the earlier request that are still on their way."""
@@ -65,6 +70,7 @@ class Generation:
         self.num_prompt_tokens = sum(map(len, prompts)) // 4
         self.num_choices = len(prompts) * request.n
         self.owner = owner
+        self._begun, self._save = begun, save
         self.created_unix = int(time.time()) if owner.created_unix is None else owner.created_unix
         self.started = time.monotonic()
         self.first_output: float | None = None
@@ -158,6 +164,7 @@ class Generation:
         requests = engine_requests(
             *(self._id, self.request, self._params, self.owner, self.prompts, self._asked),
             self._selection.first_waves(),
+            self._begun,
         )
         if not requests:
             return
@@ -195,11 +202,19 @@ class Generation:
             return []
         certain = await self._selection.add_finished(finished)
         self._choose_samples()
+        if self._save is not None:
+            await asyncio.gather(*(self._save_state(part, self._save) for part in certain))
         return certain
 
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are certain only when all samples have finished."""
         return self._selection.rest()
+
+    async def _save_state(self, part: ChoicePart, save: Save) -> None:
+        """Make a choice's state, if the context has room for its tokens."""
+        token_ids = self.prompts[part.index // self.request.n].token_ids + part.token_ids
+        if len(token_ids) // 4 <= self.text.model.n_ctx:
+            part.state = await save(token_ids)
 
     def _choose_samples(self) -> None:
         """End the samples that are known not to be in the reply, and let others start."""

@@ -6,6 +6,7 @@ A prompt is accepted whole or refused with the field at fault.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,22 @@ from srm.tokenizer_file import LITERAL
 
 _AT_ONCE = 512
 """Most characters tokenized on the event loop: a thread would take longer to start on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenState:
+    """What a request goes on from."""
+
+    id: str
+    token_ids: bytes
+    state: bytes
+    """Empty where the tokens are to be fed."""
+    fingerprint: str
+
+    @property
+    def length(self) -> int:
+        """Tokens that the state stands after; 0 without one."""
+        return len(self.token_ids) // 4 - 1 if self.state else 0
 
 
 class Prompt:
@@ -50,9 +67,13 @@ class Prompt:
         return min(max(start if start >= 0 else self.num_tokens + start, 1), self.num_tokens)
 
 
-async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
-    """Token ids of each prompt. Raises ContextTooLong or InvalidRequest naming the numbers."""
+async def encode_prompts(
+    request: CompletionRequest, text: Text, begun: GivenState | None = None
+) -> list[bytes]:
+    """Token ids of each prompt, behind those of a state that it goes on from. Raises ContextTooLong
+    or InvalidRequest naming the numbers."""
     limit = text.model.n_ctx
+    adds_special = request.add_special_tokens and begun is None
     prompts: list[bytes] = []
     if not text.has_tokenizer:
         _refuse_text(request)
@@ -62,9 +83,9 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
     for prompt in texts:
         _check_length(prompt, text, is_cut=length is not None)
     if sum(map(len, texts)) > _AT_ONCE:
-        encoded = await asyncio.to_thread(text.encode, texts, request.add_special_tokens)
+        encoded = await asyncio.to_thread(text.encode, texts, adds_special)
     elif texts:
-        encoded = text.encode(texts, request.add_special_tokens)
+        encoded = text.encode(texts, adds_special)
     if texts:
         prompts = [
             behind if isinstance(prompt, str) else join_ids(prompt, behind, text)
@@ -73,7 +94,7 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         metrics.TOKENIZED_TOKENS.inc(sum(map(len, encoded)) // 4)
     else:
         prompts = [prompt for prompt in request.prompt if isinstance(prompt, bytes)]
-        largest = int(np.frombuffer(b"".join(prompts), "<i4").max())
+        largest = int(np.frombuffer(b"".join(prompts), "<i4").max(initial=0))
         if largest >= text.model.vocab_size:
             raise InvalidRequest(
                 f"prompt has token id {largest}; ids go from 0 to {text.model.vocab_size - 1}",
@@ -83,6 +104,8 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         size = 4 * (limit if length < 0 else length)
         part = slice(size) if request.truncation_side == "right" else slice(-size, None)
         prompts = [prompt[part] for prompt in prompts]
+    if begun is not None:
+        prompts = [begun.token_ids + prompt for prompt in prompts]
     for i, ids in enumerate(prompts):
         if not ids:
             raise InvalidRequest("prompt must have at least one token; got none", "prompt")

@@ -32,6 +32,7 @@ from srm.server.dialects.messages import endpoint as messages
 from srm.server.dialects.responses import endpoint as responses
 from srm.server.dialects.rollouts import render, sglang, vllm
 from srm.server.dialects.rollouts.control import TrainerControl
+from srm.server.generation.states import States
 from srm.server.http.auth import Auth
 from srm.server.http.cors import Cors
 from srm.server.http.draining import Draining
@@ -41,10 +42,11 @@ from srm.server.http.responses import add_body_route
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
-from srm.server.routes import admin, batches, files, health, pages, scrape
+from srm.server.routes import admin, batches, files, health, pages, scrape, states
 from srm.server.routes.services import services
 from srm.server.schema.openapi import Operation
 from srm.server.storage.records import BatchStatus
+from srm.server.storage.states import StateStore
 from srm.server.storage.store import Store
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 _GROUPS = {
     "Completions and chats": (completions, chat, responses, messages),
     "Rollouts": (vllm, sglang, render),
+    "States": (states,),
     "Files and batches": (files, batches),
     "Tokens": (tokenize,),
     "Models": (models,),
@@ -99,6 +102,9 @@ def create_app(
     store = Store(config.data_folder)
     threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
 
+    state_store = StateStore(config.data_folder)
+    saved = States(state_store, client, text.model, threads, config.max_state_bytes)
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await client.connect()
@@ -114,6 +120,7 @@ def create_app(
                 await asyncio.to_thread(tracer.close)
             threads.shutdown(wait=False)
             store.close()
+            state_store.close()
 
     def update() -> None:
         for number, reason in enumerate(health.why_not_ready(client, config.stall_s)):
@@ -132,6 +139,7 @@ def create_app(
     made = services(
         *(client, text, config.model_name, template),
         *(config.stream_max_rate, config.stream_keepalive_s),
+        saved,
     )
     served, completing, chatting = made[:3]
     generating = [endpoint.route(config.max_body_bytes) for endpoint in made[1:]]
@@ -145,6 +153,7 @@ def create_app(
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     files.add_routes(router, Files)
     batches.add_routes(router, jobs, config.max_body_bytes)
+    states.add_routes(router, saved, served, text, config.max_body_bytes)
     models.add_routes(router, served)
     health.add_routes(router, client, config.stall_s, draining)
     operator = admin.Admin(client, config)

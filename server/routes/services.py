@@ -16,6 +16,7 @@ from srm.server.dialects.messages.endpoint import Messages
 from srm.server.dialects.responses.endpoint import Responses
 from srm.server.dialects.rollouts.sglang import GenerateEndpoint
 from srm.server.dialects.rollouts.vllm import TokensEndpoint
+from srm.server.generation.states import States
 from srm.server.reply.responder import Responder
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
@@ -42,11 +43,12 @@ def services(
     template: ChatTemplate | None,
     stream_max_rate: float = 0.0,
     stream_keepalive_s: float = 0.0,
+    states: States | None = None,
 ) -> Services:
     """Make the services of a model called `model_name`. The caller closes `template` itself."""
     models = Models(model_name, text.model.n_ctx)
     responder = Responder(client, text, stream_max_rate, stream_keepalive_s)
-    completions = Completions(client, text, models, responder)
+    completions = Completions(client, text, models, responder, states)
     chat = Chat(text, models, completions, template, responder)
     chats = ManyChats(text, models, completions, template, responder)
     return Services(
@@ -82,12 +84,13 @@ def answering(
     model_name: str = "",
     template_file: str = "",
     names: SpecialNames = "text",
+    states: States | None = None,
 ) -> Iterator[tuple[Completions, Chat, Responses]]:
     """Yield the endpoints that lines of a batch may ask, for the block. Raises what `template_of`
     does."""
     template = template_of(folder, text, template_file, names)
     model_name = model_name or folder.resolve().name
-    made = services(client, text, model_name, template)
+    made = services(client, text, model_name, template, states=states)
     try:
         yield made.completions, made.chat, made.responses
     finally:

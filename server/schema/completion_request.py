@@ -12,6 +12,7 @@ from srm.errors import UNDECODABLE, InvalidRequest, in_words
 from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.json_parts import TokenIds, prompts_of
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
+from srm.server.schema.states import StateId
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import checked, given_fields, not_json, refused, require, show
 from srm.server.schema.verify import rules_of
@@ -23,6 +24,8 @@ PROMPT_FORMS = (
     Annotated[list[TokenIds], Meta(min_length=1)],
 )
 """Types that `prompt` may have on the wire."""
+MAX_SAVED = 1_024
+"""Most states that one request may make."""
 MaxTokens = Annotated[int, Meta(ge=1, description="an integer of at least 1; max_tokens if both")]
 _BEST_OF = f"an integer from n to {MAX_CHOICES}; with stream, n"
 BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
@@ -32,7 +35,13 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions, checked."""
 
     prompt: list[str] | list[bytes] | list[ExactPrompt]
-    """One prompt or several."""
+    """One prompt or several; with `state`, what follows it, which may be nothing."""
+    state: StateId | None = None
+    """Go on from this state: prompts follow its tokens."""
+    refeed: bool = False
+    """Feed the tokens of the state, if other weights made it."""
+    save_state: bool = False
+    """Return a state of each choice, after all its tokens but the last."""
     best_of: BestOf | None = None
     """Sample this many, return the n likeliest per token."""
     max_tokens: Annotated[
@@ -80,6 +89,13 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             )
         if not self.max_tokens and (source := self.constraint_source()) is not None:
             self.refuse_beside({"max_tokens": True}, source.field)
+        if self.refeed and self.state is None:
+            raise InvalidRequest("refeed = true needs a state", "refeed")
+        if self.state is not None:
+            beside = {"truncate_prompt_tokens": self.truncate_prompt_tokens is not None}
+            self.refuse_beside(beside, "state")
+        if self.save_state:
+            self._check_saved()
         if self.return_packed:
             self._refuse_text()
         if self.says_samples:
@@ -90,6 +106,20 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             }
             self.refuse_beside(beside, self.show_field)
             self.refuse_shown()
+
+    def _check_saved(self) -> None:
+        beside = {
+            "stream": self.stream,
+            "max_tokens": not self.max_tokens,
+            "return": self.returns != "choices",
+        }
+        self.refuse_beside(beside, "save_state")
+        if (count := len(self.prompt) * self.n) > MAX_SAVED:
+            raise InvalidRequest(
+                f"n = {self.n} of {len(self.prompt)} prompts: save_state makes at most {MAX_SAVED} "
+                f"states at once, got {count}",
+                "n",
+            )
 
     def _refuse_text(self) -> None:
         """Refuse fields about text, where packed replies need none, and about how it is shown."""
@@ -118,8 +148,10 @@ def parse_completion(body: bytes) -> CompletionRequest:
             "messages are for POST /v1/chat/completions; POST /v1/completions takes a prompt",
             "messages",
         )
-    require(given, "prompt", "text, token ids, or a list of either")
-    converted: dict[str, Any] = {"prompt": _prompts(given["prompt"])}
+    if "state" not in given:
+        require(given, "prompt", "text, token ids, or a list of either")
+    prompts = _prompts(given["prompt"]) if "prompt" in given else [b""]
+    converted: dict[str, Any] = {"prompt": prompts}
     if "verify" in given:
         converted["verify"] = rules_of(given["verify"], len(converted["prompt"]))
     request = checked(CompletionRequest, given, converted, NEUTRAL)

@@ -97,6 +97,8 @@ class Choice(msgspec.Struct, kw_only=True):
     weight_versions: list[VersionSpan] | UnsetType = UNSET
     """Which weights made which of its tokens, with `return_weight_versions`; in an event, of the
     tokens that come with it."""
+    state: str | UnsetType | None = UNSET
+    """Id of its state, with `save_state`; null where its tokens fill the context."""
 
 
 class PromptTokensDetails(msgspec.Struct):

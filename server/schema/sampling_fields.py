@@ -329,6 +329,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             *("logprobs", "return_logprob", "echo", "continue_final_message"),
+            *("refeed", "save_state"),
             *("background", "use_beam_search", "early_stopping", "watermarking"),
             *("return_packed", "return_token_offsets", "return_prompt_text", "return_token_strs"),
             *("no_stop_trim", "return_hidden_states", "return_text_in_logprobs", "return_bytes"),

@@ -45,9 +45,9 @@ def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
 
 
 MOST = {
-    "lines: product": 75_700,
+    "lines: product": 76_400,
     "lines: research and deploy": 14_800,
-    "lines: tests": 74_500,
+    "lines: tests": 75_000,
     "words by hand": 46_650,
     "entries at the top": 28,
 }

@@ -12,8 +12,9 @@ from srm.server.dialects.completions.format import CompletionFormat
 from srm.server.dialects.completions.models import Models
 from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner
-from srm.server.generation.generation import Generation
-from srm.server.generation.prompts import encode_prompts
+from srm.server.generation.generation import Generation, Save
+from srm.server.generation.prompts import GivenState, encode_prompts
+from srm.server.generation.states import States
 from srm.server.http.bodies import parsed
 from srm.server.http.request_log import note_not_enforced
 from srm.server.reply.responder import Endpoint, Responder
@@ -77,12 +78,19 @@ class Completions(Endpoint):
     id_prefix = "cmpl-"
 
     def __init__(
-        self, client: EngineClient, text: Text, models: Models, responder: Responder
+        self,
+        client: EngineClient,
+        text: Text,
+        models: Models,
+        responder: Responder,
+        states: States | None = None,
     ) -> None:
+        """Without `states` requests that name one, or are to make one, are refused."""
         super().__init__(responder)
         self._client = client
         self._text = text
         self._models = models
+        self._states = states
         self._constraints = Constraints(text)
 
     def close(self) -> None:
@@ -111,13 +119,33 @@ class Completions(Endpoint):
             )
         self._check_fits(request)
         request = count_alternatives(request, self._text.model.vocab_size)
-        prompts = await encode_prompts(request, self._text)
+        begun, save = await self._with_states(request, owner)
+        prompts = await encode_prompts(request, self._text, begun)
         source, constraint = source or request.constraint_source(), ""
         if source is not None:
             constraint, not_enforced, _ = await self._constraints.make(source, owner)
             note_not_enforced(not_enforced)
-        own = constraint, self._models.name
+        own = constraint, self._models.name, begun, save
         return Generation(id, request, prompts, self._text, owner, *own)
+
+    async def _with_states(
+        self, request: CompletionRequest, owner: RequestOwner
+    ) -> tuple[GivenState | None, Save | None]:
+        """Return the state that a request goes on from, and what makes those of its choices."""
+        states, id = self._states, request.state
+        if id is None and not request.save_state:
+            return None, None
+        if states is None:
+            name = "save_state" if id is None else "state"
+            raise InvalidRequest(f"{name} is for `srm serve`, which keeps states", name)
+        if request.save_state and owner.durable:  # a line that is sent again would make others
+            raise InvalidRequest("save_state is not for lines of a batch", "save_state")
+        begun = None if id is None else await states.given(id, owner, request.refeed)
+
+        async def save(token_ids: bytes) -> str:
+            return (await states.make(token_ids, owner, begun)).id
+
+        return begun, save if request.save_state else None
 
     def _check_fits(self, request: CompletionRequest) -> None:
         """Refuse what the engine could not take even when idle: a retry would not help."""

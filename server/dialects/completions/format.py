@@ -29,6 +29,7 @@ class CompletionFormat(Format):
             score=UNSET if part.score is None else part.score,
             count=UNSET if part.count is None else part.count,
             weight_versions=part.versions,
+            state=part.state if request.save_state else UNSET,
         )
         place = part.index // request.n
         if request.return_packed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -18,18 +20,18 @@ WEIGHTS, OTHER = tiny_weights(), tiny_weights(seed=1)
 MODEL = WEIGHTS.config
 
 
-def make(**settings: object) -> Engine:
-    config = EngineConfig(num_slots=8, max_step_rows=4, max_step_tokens=8, **settings)  # type: ignore[arg-type]
+def make(**settings: Any) -> Engine:
+    config = EngineConfig(num_slots=8, max_step_rows=4, max_step_tokens=8, **settings)
     return Engine(MODEL, NumpyRunner(WEIGHTS, 8, config.prefix_slots), config, WEIGHTS.fingerprint)
 
 
-def asked(id: str, prompt: list[int], **fields: object) -> Request:
-    params = SamplingParams(**{"n": 2, "max_tokens": 5, "seed": 3, **fields.pop("params", {})})  # type: ignore[arg-type]
+def asked(id: str, prompt: list[int], **fields: Any) -> Request:
+    params = SamplingParams(**{"n": 2, "max_tokens": 5, "seed": 3, **fields.pop("params", {})})
     ids = np.array(prompt, "<i4").tobytes()
-    return Request(id, ids, params, **fields)  # type: ignore[arg-type]
+    return Request(id, ids, params, **fields)
 
 
-def state_of(engine: Engine, prompt: list[int], **fields: object) -> bytes:
+def state_of(engine: Engine, prompt: list[int], **fields: Any) -> bytes:
     alone = {"n": 1, "max_tokens": 0}
     engine.add(asked("state", prompt, params=alone, returns_state=True, **fields))
     outputs = run(engine)
@@ -131,7 +133,7 @@ def test_a_state_of_other_weights_is_not_used() -> None:
         ({"returns_state": True, "params": {"max_tokens": 0}}, "returns_state"),
     ],
 )
-def test_a_wrong_field_is_refused_by_name(fields: dict[str, object], named: str) -> None:
+def test_a_wrong_field_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{named} must") as refused:
         make().add(asked("a", [1, 2, 3, 4], state_of="tiny-0", **fields))
     assert refused.value.param == named

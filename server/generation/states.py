@@ -1,0 +1,232 @@
+"""States of prompts as objects: made by the engine, kept in the store, given to requests.
+
+A state stands after all its tokens but the last, so what goes on from it feeds that one first. It
+is a function of weights, arithmetic and tokens: what goes on from it has the tokens and
+log-probabilities of the whole prompt, bit for bit, and only costs less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from srm.engine.client.client import EngineClient
+from srm.engine.config import ModelConfig
+from srm.engine.messages import PROMPT, Output, Request, SamplingParams, Status
+from srm.errors import UNDECODABLE, ContextTooLong, InvalidRequest, NotFound
+from srm.server.errors import Conflict
+from srm.server.generation.engine_request import RequestOwner, state_fields
+from srm.server.generation.prompts import GivenState
+from srm.server.schema.states import DEFAULT_TTL_S
+from srm.server.storage.states import (
+    StateContent,
+    StateRecord,
+    StateStore,
+    new_state_id,
+)
+
+FORMAT = "srm-state-1"
+_ABOUT = ("fingerprint", "arithmetic", "digest")
+"""What a file says of the state that is in it."""
+_HEADER = struct.Struct("<Q")
+
+T = TypeVar("T")
+
+
+class States:
+    """Makes, reads and deletes the states of the keys of a server."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        client: EngineClient,
+        model: ModelConfig,
+        threads: ThreadPoolExecutor,
+        max_bytes: int = 0,
+    ) -> None:
+        """`max_bytes`: most bytes of one key's states; 0: no limit."""
+        self._store, self._client, self._model = store, client, model
+        self._threads, self._max_bytes = threads, max_bytes
+
+    async def make(
+        self,
+        token_ids: bytes,
+        owner: RequestOwner,
+        given: GivenState | None = None,
+        metadata: dict[str, str] | None = None,
+        ttl_s: int = DEFAULT_TTL_S,
+    ) -> StateRecord:
+        """Have the engine make the state of these tokens, from a `given` one of the first of them,
+        and keep it. Raises what the engine refuses, QuotaExceeded and StoreError."""
+        request = Request(
+            id=f"state-{uuid.uuid4().hex}",
+            prompt_token_ids=token_ids,
+            params=SamplingParams(max_tokens=0),
+            priority=owner.priority,
+            share=owner.share,
+            weight=owner.weight,
+            returns_state=True,
+            **state_fields(given, owner.salt()),
+        )
+        state, version = b"", 0
+        with self._client.open([request]) as stream:
+            while stream.unfinished:
+                await stream.wait()
+                for _, output in stream.take_outputs():
+                    state, version = _state_of(output, state), stream.first_version
+        arithmetic = self._status().arithmetic
+        content = StateContent(token_ids, state)
+        fingerprint = self._client.fingerprints.get(version, self._status().fingerprint)
+        made = self._record(
+            *(new_state_id(), owner.key, content, fingerprint, arithmetic),
+            *(metadata or {}, ttl_s),
+        )
+        return await self._run(self._store.add, made, content, self._max_bytes)
+
+    async def given(self, id: str, owner: RequestOwner, refeed: bool = False) -> GivenState:
+        """Return what a request goes on from. With `refeed` the tokens of a state of other weights
+        are fed. Raises NotFound, Conflict for other weights or arithmetic, and StoreError."""
+        record, content = await self.get(id, owner)
+        status = self._status()
+        made_by = record.fingerprint, record.arithmetic
+        own = status.fingerprint, status.arithmetic
+        if made_by != own and not refeed:
+            raise Conflict(
+                f"state {id} was made by weights {made_by[0]} in {made_by[1]}, and this server has "
+                f'{own[0]} in {own[1]}: "refeed": true feeds its tokens to these',
+                "state",
+            )
+        state = content.state if made_by == own else b""
+        return GivenState(id, content.token_ids, state, record.fingerprint)
+
+    async def get(self, id: str, owner: RequestOwner) -> tuple[StateRecord, StateContent]:
+        """Return a state of a key. Raises NotFound and StoreError."""
+        there = await self._run(self._store.get, id, owner.key)
+        if there is None:
+            raise _not_found(id)
+        return there
+
+    async def list(self, owner: RequestOwner, limit: int, after: str | None) -> list[StateRecord]:
+        """Return at most `limit` states of a key, newest first. Raises InvalidRequest."""
+        records = await self._run(self._store.list, owner.key, limit, after)
+        if records is None:
+            raise InvalidRequest(f"after = {after!r:.80} is none of your states", "after")
+        return records
+
+    async def delete(self, id: str, owner: RequestOwner) -> None:
+        """Raises NotFound and StoreError."""
+        if not await self._run(self._store.delete, id, owner.key):
+            raise _not_found(id)
+
+    async def put(self, id: str, file: bytes, owner: RequestOwner) -> StateRecord:
+        """Keep a state that `to_file` made, here or on another server of the same weights. Raises
+        InvalidRequest for what is none, Conflict for other weights, QuotaExceeded, StoreError."""
+        content, about = from_file(file)
+        status = self._status()
+        own = {"fingerprint": status.fingerprint, "arithmetic": status.arithmetic}
+        for name, value in own.items():
+            if about[name] != value:
+                raise Conflict(
+                    f"the state's {name} is {about[name]!r}, and this server's {value!r}", name
+                )
+        record = self._record(
+            *(id, owner.key, content, status.fingerprint, status.arithmetic, {}, DEFAULT_TTL_S)
+        )
+        if about["digest"] != record.digest:
+            raise InvalidRequest("the file's digest is of other bytes: it is damaged", "file")
+        self._check(content)
+        return await self._run(self._store.add, record, content, self._max_bytes)
+
+    def _check(self, content: StateContent) -> None:
+        tokens = np.frombuffer(content.token_ids, "<i4")
+        if len(tokens) > self._model.n_ctx:
+            raise ContextTooLong.from_length(len(tokens), self._model.n_ctx, "token_ids")
+        if not len(tokens) or not 0 <= tokens.min() <= tokens.max() < self._model.vocab_size:
+            raise InvalidRequest(
+                f"token_ids must be 0 … {self._model.vocab_size - 1}, at least one", "token_ids"
+            )
+        state = np.frombuffer(content.state, "<f4")
+        width = self._model.state_width if len(tokens) > 1 else 0
+        if len(state) != width:
+            raise InvalidRequest(f"state must have {width} values, got {len(state)}", "state")
+        if not np.isfinite(state).all():
+            raise InvalidRequest("state must be finite, got NaN or an infinity", "state")
+
+    def _record(
+        self,
+        id: str,
+        key: str,
+        content: StateContent,
+        fingerprint: str,
+        arithmetic: str,
+        metadata: dict[str, str],
+        ttl_s: int,
+    ) -> StateRecord:
+        now = int(time.time())
+        return StateRecord(
+            id=id,
+            owner=key,
+            num_tokens=len(content.token_ids) // 4,
+            num_bytes=content.num_bytes,
+            fingerprint=fingerprint,
+            arithmetic=arithmetic,
+            created_at=now,
+            expires_at=now + ttl_s,
+            metadata=metadata,
+            digest=content.digest(fingerprint, arithmetic),
+        )
+
+    def _status(self) -> Status:
+        return self._client.require_status()
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+
+def to_file(record: StateRecord, content: StateContent) -> bytes:
+    """Return a state as a safetensors file: `state`, float32, and `token_ids`, int32. Its metadata
+    is one field, since the library writes several in any order."""
+    about = {name: getattr(record, name) for name in _ABOUT}
+    arrays = {
+        "state": np.frombuffer(content.state, "<f4"),
+        "token_ids": np.frombuffer(content.token_ids, "<i4"),
+    }
+    return safetensors.numpy.save(arrays, metadata={FORMAT: json.dumps(about)})
+
+
+def from_file(file: bytes) -> tuple[StateContent, dict[str, str]]:
+    """Return what `to_file` was given. Raises InvalidRequest for any other bytes."""
+    try:
+        arrays = safetensors.numpy.load(file)
+        (length,) = _HEADER.unpack_from(file)
+        metadata = json.loads(file[_HEADER.size : _HEADER.size + length])["__metadata__"]
+        about = msgspec.json.decode(metadata[FORMAT], type=dict[str, str])
+        about = {name: about[name] for name in _ABOUT}
+        state, token_ids = arrays["state"], arrays["token_ids"]
+    except (*UNDECODABLE, SafetensorError, KeyError, struct.error) as error:
+        raise InvalidRequest(f"the body is no {FORMAT} file: {error!r:.200}", "file") from None
+    for name, array, kind in (("state", state, "float32"), ("token_ids", token_ids, "int32")):
+        if array.dtype != kind or array.ndim != 1:
+            raise InvalidRequest(
+                f"{name} must be a row of {kind}, got {array.dtype} of shape {array.shape}", name
+            )
+    return StateContent(token_ids.tobytes(), state.tobytes()), about
+
+
+def _state_of(output: Output, before: bytes) -> bytes:
+    return output.state if output.index == PROMPT else before
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"there is no state {id[:80]!r}", "state")

@@ -1,0 +1,277 @@
+"""States of prompts on disk, in an SQLite database that all processes of the server share.
+
+A state is some ten kilobytes, which SQLite reads as fast as a file, and the kernel keeps what is
+used in memory. A change is on the disk when the call returns, but for a loss of power. Blocks, so
+asyncio callers use a thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from srm.errors import StoreError
+from srm.server.errors import Conflict, QuotaExceeded
+from srm.server.schema.sampling_fields import Metadata
+from srm.server.schema.states import StateId
+from srm.server.storage.database import translated
+from srm.server.storage.records import Time
+
+ROW_BYTES = 512
+"""Bytes that a state counts for besides its content."""
+_SWEPT = 64
+"""Most expired states that an addition deletes."""
+_VERSION = 1
+_SCHEMA = f"""
+PRAGMA auto_vacuum = INCREMENTAL;
+PRAGMA journal_mode = WAL;
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS states (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    record BLOB NOT NULL,
+    token_ids BLOB NOT NULL,
+    state BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS states_of_owner ON states (owner, seq);
+CREATE INDEX IF NOT EXISTS states_by_end ON states (expires_at);
+CREATE TABLE IF NOT EXISTS used (owner TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL) STRICT;
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON states BEGIN
+    INSERT INTO used VALUES (new.owner, new.num_bytes)
+    ON CONFLICT (owner) DO UPDATE SET num_bytes = num_bytes + new.num_bytes;
+END;
+CREATE TRIGGER IF NOT EXISTS deleted AFTER DELETE ON states BEGIN
+    UPDATE used SET num_bytes = num_bytes - old.num_bytes WHERE owner = old.owner;
+    DELETE FROM used WHERE owner = old.owner AND num_bytes <= 0;
+END;
+PRAGMA user_version = {_VERSION};
+COMMIT;
+"""
+
+T = TypeVar("T")
+
+
+class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a state, besides its content. Times are Unix seconds."""
+
+    id: StateId
+    owner: str = ""
+    """Name of the API key that it belongs to; empty without keys."""
+    num_tokens: int
+    num_bytes: int
+    """Bytes that it counts for in its key's quota."""
+    fingerprint: str
+    """Fingerprint of the weights that made it."""
+    arithmetic: str
+    """Device and data type that made it: others make other bits."""
+    created_at: Time
+    expires_at: Time
+    metadata: Metadata = msgspec.field(default_factory=dict)
+    digest: str = ""
+
+
+class StateContent(msgspec.Struct, frozen=True):
+    """Tokens, and the state after all of them but the last."""
+
+    token_ids: bytes
+    """int32 little-endian, at least one."""
+    state: bytes
+    """float32[state_width] little-endian; empty for one token."""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.token_ids) + len(self.state) + ROW_BYTES
+
+    def digest(self, fingerprint: str, arithmetic: str) -> str:
+        """Return a checksum of it and of what made it."""
+        about = f"{fingerprint}\n{arithmetic}\n{len(self.token_ids)}\n".encode()
+        return blake2b(about + self.token_ids + self.state, digest_size=16).hexdigest()
+
+
+def new_state_id() -> str:
+    """Return an id that cannot be guessed."""
+    return f"state_{secrets.token_hex(16)}"
+
+
+class StateStore:
+    """The states in a folder, which is made when the first is put into it.
+
+    Every method may raise StoreError: what it was to do is then not done. Expired states are as if
+    they were not there. May be used from several threads.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = folder.expanduser() / "states.sqlite3"
+        self._clock = clock
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def add(self, record: StateRecord, content: StateContent, max_bytes: int = 0) -> StateRecord:
+        """Add a state; return the record that is there. Adding the same again changes nothing.
+
+        Raises QuotaExceeded if its owner would have more than `max_bytes` (0: no limit), Conflict
+        if another state has the id.
+        """
+
+        def add(connection: sqlite3.Connection) -> StateRecord:
+            self._sweep(connection, "LIMIT ?", _SWEPT)
+            if (there := self._get(connection, record.id)) is not None:
+                if (there.owner, there.digest) != (record.owner, record.digest):
+                    raise Conflict(f"id {record.id!r} is that of another state", "state_id")
+                return there
+            if max_bytes and self._used(connection, record.owner) + record.num_bytes > max_bytes:
+                self._sweep(connection, "AND owner = ?", record.owner)
+                used = self._used(connection, record.owner)
+                if used + record.num_bytes > max_bytes:
+                    raise QuotaExceeded(
+                        f"your states take {used} bytes, this one {record.num_bytes}, and "
+                        f"max_state_bytes = {max_bytes}: delete some"
+                    )
+            connection.execute("DELETE FROM states WHERE id = ?", (record.id,))  # it has expired
+            connection.execute(
+                "INSERT INTO states (id, owner, num_bytes, expires_at, record, token_ids, state) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(record.id, record.owner, record.num_bytes, record.expires_at),
+                    *(msgspec.json.encode(record), content.token_ids, content.state),
+                ),
+            )
+            return record
+
+        return self._run(add, is_writing=True)
+
+    def get(self, id: str, owner: str) -> tuple[StateRecord, StateContent] | None:
+        """Return an owner's state; None if there is none. Raises StoreError for a damaged one."""
+
+        def get(connection: sqlite3.Connection) -> tuple[StateRecord, StateContent] | None:
+            record = self._get(connection, id)
+            if record is None or record.owner != owner:
+                return None
+            content = StateContent(
+                *connection.execute(
+                    "SELECT token_ids, state FROM states WHERE id = ?", (id,)
+                ).fetchone()
+            )
+            if content.digest(record.fingerprint, record.arithmetic) != record.digest:
+                raise StoreError(f"state {id} is damaged in {self._path}: delete it")
+            return record, content
+
+        return self._run(get, if_none=lambda: None)
+
+    def list(self, owner: str, limit: int, after: str | None = None) -> list[StateRecord] | None:
+        """Return at most `limit` states of an owner, newest first; None without that `after`."""
+
+        def list_states(connection: sqlite3.Connection) -> list[StateRecord] | None:
+            before = 2**63 - 1
+            if after is not None:
+                row = connection.execute(
+                    "SELECT seq FROM states WHERE id = ? AND owner = ?", (after, owner)
+                ).fetchone()
+                if row is None:
+                    return None
+                (before,) = row
+            rows = connection.execute(
+                "SELECT record FROM states WHERE owner = ? AND seq < ? AND expires_at > ? "
+                "ORDER BY seq DESC LIMIT ?",
+                (owner, before, int(self._clock()), limit),
+            )
+            return [msgspec.json.decode(data, type=StateRecord) for (data,) in rows]
+
+        return self._run(list_states, if_none=lambda: None if after else [])
+
+    def delete(self, id: str, owner: str) -> bool:
+        """Delete a state; return whether it was there."""
+
+        def delete(connection: sqlite3.Connection) -> bool:
+            deleted = connection.execute(
+                "DELETE FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
+                (id, owner, int(self._clock())),
+            )
+            self._sweep(connection, "LIMIT ?", _SWEPT)
+            return deleted.rowcount > 0
+
+        return self._run(delete, is_writing=True, if_none=lambda: False)
+
+    def bytes_of(self, owner: str) -> int:
+        """Return the bytes that an owner's states count for."""
+        return self._run(lambda connection: self._used(connection, owner), if_none=lambda: 0)
+
+    def _get(self, connection: sqlite3.Connection, id: str) -> StateRecord | None:
+        row = connection.execute(
+            "SELECT record FROM states WHERE id = ? AND expires_at > ?", (id, int(self._clock()))
+        ).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=StateRecord)
+
+    @staticmethod
+    def _used(connection: sqlite3.Connection, owner: str) -> int:
+        row = connection.execute("SELECT num_bytes FROM used WHERE owner = ?", (owner,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _sweep(self, connection: sqlite3.Connection, which: str, value: object) -> None:
+        """Delete expired states, and give room that is free back to the disk."""
+        expired = f"SELECT seq FROM states WHERE expires_at <= ? {which}"
+        connection.execute(
+            f"DELETE FROM states WHERE seq IN ({expired})", (int(self._clock()), value)
+        )
+        connection.execute("PRAGMA incremental_vacuum(1024)").fetchall()
+
+    def _run(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        is_writing: bool = False,
+        if_none: Callable[[], T] | None = None,
+    ) -> T:
+        """Return the result of `work`, run in a transaction; of `if_none`, without a database."""
+        with self._lock, translated(self._path.parent):
+            if self._connection is None:
+                if if_none is not None and not self._path.exists():
+                    return if_none()
+                self._connection = self._opened()
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+    def _opened(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path.touch(mode=0o600)
+        connection = sqlite3.connect(
+            self._path, timeout=30, isolation_level=None, check_same_thread=False
+        )
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version not in {0, _VERSION}:
+                raise StoreError(
+                    f"{self._path} has version {version} and this program knows {_VERSION}: a "
+                    "newer one has made it; use that, or another data_dir"
+                )
+            if version == 0:
+                connection.executescript(_SCHEMA)
+            connection.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
