@@ -45,10 +45,10 @@ def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
 
 
 MOST = {
-    "lines: product": 76_400,
+    "lines: product": 76_900,
     "lines: research and deploy": 14_800,
     "lines: tests": 75_000,
-    "words by hand": 46_650,
+    "words by hand": 47_350,
     "entries at the top": 28,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
