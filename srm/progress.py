@@ -1,4 +1,4 @@
-"""Progress of long work, on standard error: a bar on a terminal, else a line every 30
+"""Progress of long work, on standard error: a bar on a terminal, else a line every 10
 seconds and one at the end. What is not measured is counted in seconds."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from srm.logs import printable
 
-LINE_S = 30.0
+LINE_S = 10.0
 Tell = Callable[[int, str], None]
 """Takes how much is done by now, and a note, such as a rate."""
 

@@ -31,7 +31,7 @@ _SWEPT = 64
 """Most expired states that an addition deletes."""
 _VERSION = 1
 _SCHEMA = f"""
-PRAGMA auto_vacuum = INCREMENTAL;
+PRAGMA auto_vacuum = FULL;
 PRAGMA journal_mode = WAL;
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS states (
@@ -225,12 +225,11 @@ class StateStore:
         return 0 if row is None else int(row[0])
 
     def _sweep(self, connection: sqlite3.Connection, which: str, value: object) -> None:
-        """Delete expired states, and give room that is free back to the disk."""
+        """Delete expired states."""
         expired = f"SELECT seq FROM states WHERE expires_at <= ? {which}"
         connection.execute(
             f"DELETE FROM states WHERE seq IN ({expired})", (int(self._clock()), value)
         )
-        connection.execute("PRAGMA incremental_vacuum(1024)").fetchall()
 
     def _run(
         self,

@@ -1,0 +1,167 @@
+"""The store of states: whose they are, how long, how many bytes, and what is on the disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srm.errors import StoreError
+from srm.server.errors import Conflict, QuotaExceeded
+from srm.server.storage.states import ROW_BYTES, StateContent, StateRecord, StateStore, new_state_id
+
+NOW = 1_000_000
+
+
+@dataclass
+class Clock:
+    now: float = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Made:
+    """A store and a clock that stands."""
+
+    folder: Path
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.store = StateStore(self.folder, self.clock)
+
+    def add(self, owner: str = "", ttl_s: int = 60, size: int = 40, limit: int = 0) -> StateRecord:
+        content = StateContent(b"\1\0\0\0" * 2, bytes(size))
+        record = StateRecord(
+            id=new_state_id(),
+            owner=owner,
+            num_tokens=2,
+            num_bytes=content.num_bytes,
+            fingerprint="f",
+            arithmetic="a",
+            created_at=NOW,
+            expires_at=int(self.clock.now) + ttl_s,
+            digest=content.digest("f", "a"),
+        )
+        return self.store.add(record, content, limit)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "data")
+
+
+def test_nothing_is_made_before_the_first_state(made: Made) -> None:
+    assert made.store.get(new_state_id(), "") is None and made.store.list("", 9) == []
+    assert made.store.list("", 9, after=new_state_id()) is None
+    assert not made.store.delete(new_state_id(), "") and made.store.bytes_of("") == 0
+    assert not made.folder.exists()
+    record = made.add()
+    assert made.store.get(record.id, "") == (record, StateContent(b"\1\0\0\0" * 2, bytes(40)))
+    assert (made.folder / "states.sqlite3").stat().st_mode & 0o777 == 0o600
+
+
+def test_another_process_sees_the_same(made: Made) -> None:
+    record = made.add()
+    other = StateStore(made.folder, made.clock)
+    assert other.list("", 9) == [record]
+    assert other.delete(record.id, "") and made.store.list("", 9) == []
+
+
+def test_pages_go_on_and_leave_out_what_has_expired(made: Made) -> None:
+    ids = [made.add(ttl_s=ttl_s).id for ttl_s in (60, 5, 60, 60)]
+    made.add("another")
+    made.clock.now += 5
+    assert [record.id for record in made.store.list("", 2) or ()] == [ids[3], ids[2]]
+    assert [record.id for record in made.store.list("", 2, after=ids[2]) or ()] == [ids[0]]
+    assert made.store.get(ids[1], "") is None and not made.store.delete(ids[1], "")
+
+
+def test_the_same_again_changes_nothing_and_another_is_refused(made: Made) -> None:
+    record = made.add()
+    _, content = made.store.get(record.id, "") or (record, StateContent(b"", b""))
+    later = msgspec.structs.replace(record, expires_at=NOW + 90)
+    assert made.store.add(later, content) == record
+    for other in ({"owner": "b"}, {"digest": "0"}):
+        with pytest.raises(Conflict, match="another state"):
+            made.store.add(msgspec.structs.replace(record, **other), content)
+    made.clock.now += 60
+    assert made.store.add(later, content) == later  # the first one has expired
+
+
+OWNERS = st.sampled_from(["a", "b"])
+STEPS = st.lists(
+    st.tuples(st.just("add"), OWNERS, st.integers(1, 50), st.integers(1, 3000))
+    | st.tuples(st.just("delete"), OWNERS, st.integers(0, 9), st.just(0))
+    | st.tuples(st.just("wait"), OWNERS, st.integers(1, 30), st.just(0)),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_a_quota_counts_what_has_not_expired(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, int, int]]
+) -> None:
+    made, limit = Made(tmp_path_factory.mktemp("quota")), 8_000
+    alive: list[StateRecord] = []
+    for kind, owner, number, size in steps:
+        own = [record for record in alive if record.owner == owner]
+        if kind == "wait":
+            made.clock.now += number
+            alive = [record for record in alive if record.expires_at > made.clock.now]
+        elif kind == "delete" and number < len(own):
+            assert made.store.delete(own[number].id, owner)
+            alive.remove(own[number])
+        elif kind == "add":
+            fits = sum(record.num_bytes for record in own) + size + 8 + ROW_BYTES <= limit
+            try:
+                alive.append(made.add(owner, number, size, limit))
+            except QuotaExceeded:
+                assert not fits
+            else:
+                assert fits
+    for owner in "ab":
+        listed = made.store.list(owner, 99) or []
+        assert listed[::-1] == [record for record in alive if record.owner == owner]
+
+
+def test_what_is_deleted_gives_its_room_back(made: Made) -> None:
+    path = made.folder / "states.sqlite3"
+    ids = [made.add(size=20_000).id for _ in range(100)]
+    made.store.close()
+    full = path.stat().st_size
+    for id in ids:
+        assert made.store.delete(id, "")
+    made.store.close()
+    assert path.stat().st_size < full / 20
+
+
+def test_many_writers_lose_nothing(made: Made) -> None:
+    stores = [Made(made.folder) for _ in range(4)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: stores[number % 4].add(), range(200)))
+    assert len(made.store.list("", 999) or ()) == 200
+    assert made.store.bytes_of("") == 200 * (48 + ROW_BYTES)
+
+
+def test_damage_is_said_and_nothing_else_is_lost(made: Made) -> None:
+    record, other = made.add(), made.add()
+    made.store.close()
+    path = made.folder / "states.sqlite3"
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE states SET state = ? WHERE id = ?", (bytes(39), record.id))
+    with pytest.raises(StoreError, match=f"state {record.id} is damaged in .*: delete it"):
+        made.store.get(record.id, "")
+    assert made.store.get(other.id, "") and made.store.delete(record.id, "")
+    made.store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(StoreError, match="has version 2 and this program knows 1"):
+        made.store.list("", 9)
