@@ -129,7 +129,7 @@ class Admin:
 
     async def load_weights(self, body: bytes) -> WeightsReply:
         """Raises the SRMError to answer with; then nothing has changed."""
-        given = given_fields(body)
+        given = given_fields(body, WeightsRequest, {})
         require(given, "path", "a model folder on the server's machine")
         return await self.change(checked(WeightsRequest, given, {}, {}))
 

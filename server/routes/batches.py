@@ -198,7 +198,7 @@ class Batches(ThreadedStore):
 
 def parse_batch(body: bytes) -> BatchRequest:
     """The body of POST /v1/batches. Raises InvalidRequest naming the field."""
-    given = given_fields(body)
+    given = given_fields(body, BatchRequest, {})
     for field in msgspec.structs.fields(BatchRequest):
         if field.required:
             require(given, field.name)

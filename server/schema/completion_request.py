@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta, Raw
@@ -34,6 +34,10 @@ BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions, checked."""
 
+    successors: ClassVar = {
+        **SamplingRequest.successors,
+        "messages": "POST /v1/chat/completions takes them",
+    }
     prompt: list[str] | list[bytes] | list[ExactPrompt]
     """One prompt or several; with `state`, what follows it, which may be nothing."""
     state: StateId | None = None
@@ -142,12 +146,7 @@ ABOUT_TEXT = ("stop", "include_stop_str_in_output", "skip_special_tokens", *SHOW
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Check the body of POST /v1/completions. Raises InvalidRequest naming field and value."""
-    given = given_fields(body)
-    if "messages" in given:
-        raise InvalidRequest(
-            "messages are for POST /v1/chat/completions; POST /v1/completions takes a prompt",
-            "messages",
-        )
+    given = given_fields(body, CompletionRequest, NEUTRAL)
     if "state" not in given:
         require(given, "prompt", "text, token ids, or a list of either")
     prompts = _prompts(given["prompt"]) if "prompt" in given else [b""]

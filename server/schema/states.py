@@ -87,7 +87,7 @@ class StateDeleted(msgspec.Struct, kw_only=True):
 
 def parse_state_request(body: bytes) -> StateRequest:
     """Check the body of POST /v1/states. Raises InvalidRequest naming field and value."""
-    given = given_fields(body)
+    given = given_fields(body, StateRequest, {})
     if "state" not in given:
         require(given, "prompt", "text or token ids")
     converted: dict[str, Any] = {}

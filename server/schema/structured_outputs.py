@@ -119,7 +119,7 @@ SUCCESSORS = {
 class ConstrainedRequest(WantedSamples, frozen=True, kw_only=True):
     """The fields of requests about the form of completions."""
 
-    successors: ClassVar[dict[str, str]] = SUCCESSORS
+    successors: ClassVar = {name: f"its name is {own}" for name, own in SUCCESSORS.items()}
     response_format: (
         Annotated[
             ResponseFormat,

@@ -11,7 +11,6 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -47,14 +46,14 @@ _SHOWN = 80
 _SHOWN_FAULT = 160
 """Most characters of what is wrong with an item, which may repeat a value."""
 _LONGEST_NAME = 64
-"""Most characters of an unknown field's name that known ones are compared with."""
+"""Most characters of an unknown field's name in a message."""
 
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True):
     """A request's body, checked. The description of a field is what it allows."""
 
     successors: ClassVar[Mapping[str, str]] = {}
-    """Fields of other servers, with what says the same here."""
+    """Fields of other requests, with what to do instead."""
 
     def check(self) -> None:
         """Raise InvalidRequest for fields that do not go together."""
@@ -63,22 +62,31 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True):
 _Asked = TypeVar("_Asked", bound=Fields)
 
 
-def given_fields(body: bytes) -> dict[str, Raw]:
+def given_fields(
+    body: bytes, kind: type[Fields], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Raw]:
     """The fields of a body that are not null, as their JSON. Raises InvalidRequest if it is no
-    object, or has more than MAX_FIELDS."""
+    object, has more than MAX_FIELDS, or one that neither the struct nor `neutral` has."""
     body = body.removeprefix(BOM_UTF8)  # which Windows puts before files, that curl sends
     if not body.strip():
         raise InvalidRequest("the body is empty; it must be a JSON object")
     try:
         if not body.isascii():
             body.decode()  # of a field that nobody reads, too
-        return not_null(fields_of(body))
+        given = not_null(fields_of(body))
     except TooManyFields:
         raise InvalidRequest(f"the body must have at most {MAX_FIELDS} fields") from None
     except msgspec.ValidationError:
         raise InvalidRequest(f"the body must be a JSON object; got {show(Raw(body))}") from None
     except UNDECODABLE as error:
         raise not_json(body, error) from None
+    hints = hints_of(kind)
+    for name in given:
+        if name not in hints and name not in neutral:
+            shown = cut(name, _LONGEST_NAME)
+            way = _way(name, kind.successors) or did_you_mean(name, [*hints, *neutral])
+            raise InvalidRequest(f"{shown!r} is not a field of this request{way}", shown)
+    return given
 
 
 def not_null(fields: dict[str, Raw]) -> dict[str, Raw]:
@@ -123,10 +131,8 @@ def checked(
             except InvalidRequest:
                 if not is_neutral(value, neutral.get(name, ())):
                     raise
-        elif name in neutral:
-            check_neutral(name, value, neutral[name], kind.successors)
         else:
-            raise _unknown(name, [*hints, *neutral], kind.successors)
+            check_neutral(name, value, neutral[name], kind.successors)
     own = _fields(kind)
     request = kind(**{own[name].name: value for name, value in fields.items()})
     request.check()
@@ -157,12 +163,8 @@ def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
 
 
 def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
-    """Raise InvalidRequest for a field that is missing, or the one that is a misspelling of it."""
+    """Raise InvalidRequest for a field that is missing."""
     if name not in given:
-        for other in get_close_matches(
-            name, [raw for raw in given if len(raw) <= _LONGEST_NAME], 1
-        ):
-            raise _unknown(other, [name], {})
         raise InvalidRequest(f"{name} is required{meaning and f': {meaning}'}", name)
 
 
@@ -224,17 +226,10 @@ def naming(names: Mapping[str, str], words: Mapping[str, str] | None = None) -> 
         raise
 
 
-def _unknown(name: str, known: list[str], successors: Mapping[str, str]) -> InvalidRequest:
-    shown = cut(name, _LONGEST_NAME)
-    way = _way(name, successors) or did_you_mean(name, known)
-    return InvalidRequest(f"{shown!r} is not a field of this request{way}", shown)
-
-
 def _way(name: str, successors: Mapping[str, str]) -> str:
-    """Return what does here what a field of another server does; empty: nothing."""
-    if own := successors.get(name):
-        return f"; its name is {own}"
-    return f"; {FIELDS[name]}" if name in FIELDS else ""
+    """Return what does here what a field of another request does; empty: nothing."""
+    own = successors.get(name) or FIELDS.get(name)
+    return f"; {own}" if own else ""
 
 
 @cache
@@ -365,12 +360,9 @@ def check_neutral(
 ) -> None:
     """Raise InvalidRequest for a value that asks for something, of a field that is not honoured."""
     if not is_neutral(given, neutral):
-        raise InvalidRequest(
-            f"{name} = {show(given)} is not supported; "
-            + (f"leave it out or send {show(neutral[0])}" if neutral else "leave it out")
-            + _way(name, successors),
-            name,
-        )
+        leave = "; leave it out" + (f" or send {show(neutral[0])}" if neutral else "")
+        way = _way(name, successors) or leave
+        raise InvalidRequest(f"{name} = {show(given)} is not supported{way}", name)
 
 
 def _from_text(text: str, hint: Any) -> Any:

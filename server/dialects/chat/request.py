@@ -6,7 +6,7 @@ A chat completion is a completion of the one prompt that the chat template makes
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
@@ -47,6 +47,10 @@ CHAT_FORMS = {"messages": MESSAGES_FORMS, PREFIX: ID_FORMS}
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/chat/completions, checked."""
 
+    successors: ClassVar = {
+        **SamplingRequest.successors,
+        "prompt": "POST /v1/completions takes it",
+    }
     messages: list[Message]
     """The chat so far."""
     max_completion_tokens: MaxTokens | None = None
@@ -196,13 +200,13 @@ _UNLESS = {"tools": "tool_choice", "functions": "function_call"}
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Check the body of POST /v1/chat/completions. Raises InvalidRequest naming field and value."""
-    given = _fields_of(body)
+    given = given_fields(body, ChatRequest, NEUTRAL)
     return chat_of(given, _converted(given, messages_of(given), 1), ChatRequest)
 
 
 def parse_chats(body: bytes) -> ChatsRequest:
     """Check the body of POST /v1/chat/completions/batch. Raises as `parse_chat`."""
-    given = _fields_of(body)
+    given = given_fields(body, ChatsRequest, NEUTRAL)
     chats = chats_of(given)
     return chat_of(given, _converted(given, chats, len(chats)), ChatsRequest)
 
@@ -241,12 +245,3 @@ def check_special_tokens(chat: Conversation, are_added: bool | None) -> None:
             f"{exact[1].source} has them: these have all that comes first",
             "add_special_tokens",
         )
-
-
-def _fields_of(body: bytes) -> dict[str, Raw]:
-    given = given_fields(body)
-    if "prompt" in given:
-        raise InvalidRequest(
-            "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"
-        )
-    return given

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -71,6 +71,7 @@ Texts = Annotated[
 class TokenizeRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /tokenize, checked."""
 
+    successors: ClassVar = {"text": "its name is prompt"}
     model: str | None = None
     """Name of the served model; any other name is refused."""
     prompt: Texts | None = None
@@ -259,7 +260,7 @@ class Tokenizing:
 
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
-    given = given_fields(body)
+    given = given_fields(body, TokenizeRequest, NEUTRAL)
     converted: dict[str, Any] = {}
     if "messages" in given:
         converted["messages"] = messages_of(given)
@@ -281,7 +282,7 @@ def _prompt(value: Raw) -> str | list[str]:
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
-    given = given_fields(body)
+    given = given_fields(body, DetokenizeRequest, NEUTRAL)
     require(given, "tokens", "a list of token ids")
     value = given["tokens"]
     try:

@@ -245,7 +245,7 @@ _decode_turn = msgspec.json.Decoder(Turn).decode
 def parse_message(body: bytes) -> ChatRequest:
     """Check the body of POST /v1/messages; return the chat that it stands for. Raises
     InvalidRequest naming field and value."""
-    given = given_fields(body)
+    given = given_fields(body, MessageRequest, MESSAGE_NEUTRAL)
     require(given, "max_tokens", "an integer of at least 1")
     request = _checked(MessageRequest, given)
     converted: dict[str, Any] = {"max_completion_tokens": request.max_tokens}
@@ -259,7 +259,8 @@ def parse_message(body: bytes) -> ChatRequest:
 
 def parse_count(body: bytes) -> ChatRequest:
     """The same of the body of POST /v1/messages/count_tokens."""
-    return _chat(_checked(CountRequest, given_fields(body)), {}, {})
+    given = given_fields(body, CountRequest, MESSAGE_NEUTRAL)
+    return _chat(_checked(CountRequest, given), {}, {})
 
 
 def _checked(kind: type[_Asked], given: dict[str, Raw]) -> _Asked:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -36,7 +36,6 @@ from srm.server.schema.validation import (
     Fields,
     checked,
     given_fields,
-    hints_of,
     naming,
     refused,
     require,
@@ -103,6 +102,24 @@ class FunctionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ResponseRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /v1/responses, checked."""
 
+    successors: ClassVar = {
+        **dict.fromkeys(ChatRequest.__struct_encode_fields__, "POST /v1/chat/completions has it"),
+        "previous_response_id": "nothing is stored: send what was said before as items of input",
+        "conversation": "nothing is stored: send what was said before as items of input",
+        "background": "POST /v1/batches runs requests in the background",
+        "prompt": "prompts are not stored: send instructions and input",
+        "truncation": "POST /v1/chat/completions has truncate_prompt_tokens",
+        "max_tool_calls": "no tool is called here",
+        "messages": "it is input here",
+        "max_tokens": "it is max_output_tokens here",
+        "max_completion_tokens": "it is max_output_tokens here",
+        "response_format": "it is text.format here",
+        "logprobs": f'include = ["{LOGPROBS}"] asks for them here',
+        **dict.fromkeys(
+            ("n", "best_of", "until", "return", "count_by", "stream_whole"),
+            "a response is one answer; POST /v1/chat/completions makes many",
+        ),
+    }
     input: str | list[InputItem]
     """The text or the items to answer."""
     instructions: str | None = None
@@ -207,24 +224,6 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
 
 RESPONSE_NEUTRAL: dict[str, tuple[Any, ...]] = {**NEUTRAL, "add_special_tokens": (False,)}
 """NEUTRAL, of responses."""
-_INSTEAD = {
-    "previous_response_id": "nothing is stored: send what was said before as items of input",
-    "conversation": "nothing is stored: send what was said before as items of input",
-    "background": "POST /v1/batches runs requests in the background",
-    "prompt": "prompts are not stored: send instructions and input",
-    "truncation": "POST /v1/chat/completions has truncate_prompt_tokens",
-    "max_tool_calls": "no tool is called here",
-    "messages": "it is input here",
-    "max_tokens": "it is max_output_tokens here",
-    "max_completion_tokens": "it is max_output_tokens here",
-    "response_format": "it is text.format here",
-    "logprobs": f'include = ["{LOGPROBS}"] asks for them here',
-    **dict.fromkeys(
-        ("n", "best_of", "until", "return", "count_by", "stream_whole"),
-        "a response is one answer; POST /v1/chat/completions makes many",
-    ),
-}
-"""What there is in place of a field that is refused."""
 _OF_CHAT = {
     "messages": "input",
     "prompt": "input",
@@ -245,19 +244,10 @@ _SHOWN_OF_CHAT = {
 def parse_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
     """Check the body of POST /v1/responses; return it, and the chat that it stands for. Raises
     InvalidRequest naming field and value."""
-    given = given_fields(body)
-    try:
-        if "messages" in given:
-            raise InvalidRequest("messages is not a field of this request", "messages")
-        require(given, "input", "a text, or a list of items")
-        items = items_of_input(given["input"])
-        request = checked(ResponseRequest, given, {"input": items}, RESPONSE_NEUTRAL)
-    except InvalidRequest as error:
-        name = error.param or ""
-        is_of_chats = name in {*ChatRequest.__struct_encode_fields__} - {*hints_of(ResponseRequest)}
-        if instead := _INSTEAD.get(name, "POST /v1/chat/completions has it" * is_of_chats):
-            raise InvalidRequest(f"{error.message}; {instead}", error.param) from None
-        raise
+    given = given_fields(body, ResponseRequest, RESPONSE_NEUTRAL)
+    require(given, "input", "a text, or a list of items")
+    items = items_of_input(given["input"])
+    request = checked(ResponseRequest, given, {"input": items}, RESPONSE_NEUTRAL)
     with naming_as_here():
         try:
             return request, _chat(request, given)

@@ -111,8 +111,9 @@ def _route(operation: Operation, action: Action) -> Callable[[Request], Awaitabl
 async def read_fields(request: Request, schema: BodySchema) -> Fields:
     """Return the body, which may be empty where no field is required. Raises InvalidRequest."""
     body = await read_body(request, MAX_BODY_BYTES)
-    given = given_fields(body) if body.strip() else {}
-    for field in msgspec.structs.fields(schema.kind):
+    kind = cast(type[Fields], schema.kind)
+    given = given_fields(body, kind, schema.neutral) if body.strip() else {}
+    for field in msgspec.structs.fields(kind):
         if field.required:
             require(given, field.encode_name)
-    return checked(cast(type[Fields], schema.kind), given, {}, schema.neutral)
+    return checked(kind, given, {}, schema.neutral)

@@ -101,7 +101,7 @@ class TokensRequest(Fields, frozen=True, kw_only=True):
 def parse_tokens(body: bytes) -> CompletionRequest:
     """Read the body of POST /inference/v1/generate. Raises InvalidRequest naming field and
     value."""
-    given = given_fields(body)
+    given = given_fields(body, TokensRequest, TOKENS_NEUTRAL)
     require(given, "token_ids", "a list of token ids")
     params = _params(TokensRequest, given, VLLM_PARAMS, TOKENS_NEUTRAL)
     converted: dict[str, Any] = {"token_ids": ids_of(given, "token_ids"), **params.own}
@@ -193,7 +193,7 @@ class AskedToGenerate(NamedTuple):
 
 def parse_generate(body: bytes) -> AskedToGenerate:
     """Read the body of POST /generate. Raises InvalidRequest naming field and value."""
-    given = given_fields(body)
+    given = given_fields(body, GenerateRequest, GENERATE_NEUTRAL)
     if ("text" in given) == ("input_ids" in given):
         got = "both" if "text" in given else "neither"
         raise InvalidRequest(f"one of text and input_ids must be given; got {got}", "input_ids")

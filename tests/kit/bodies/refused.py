@@ -230,7 +230,6 @@ OF_RESPONSES: list[tuple[Fields, str, str]] = [
     ({"n": 2}, "n", "POST /v1/chat/completions makes many"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "POST /v1/chat/completions has it"),
     ({"logprob_token_ids": [5]}, "logprob_token_ids", "POST /v1/chat/completions has it"),
-    ({"max_tokens": 9}, "max_tokens", "max_output_tokens"),
     ({"truncation": "auto"}, "truncation", "truncate_prompt_tokens"),
     ({"response_format": {"type": "json_object"}}, "response_format", "text.format"),
     ({"top_logprobs": 2}, "top_logprobs", "message.output_text.logprobs"),
@@ -418,6 +417,11 @@ MEANT: list[Row] = [
     (CHATS, {"temprature": 1}, "temprature", "'temperature'?"),
     (CHATS, {"tool": []}, "tool", "'tools'?"),
     (TOKENIZE, {"promt": "a"}, "promt", "did you mean 'prompt'?"),
+    (TOKENIZE, {"text": "a"}, "text", 'text = "a" is not supported; its name is prompt'),
+    (RESPONSES, {"max_tokens": 9}, "max_tokens", f"{UNKNOWN}; it is max_output_tokens here"),
+    (CHATS, {"zzz": 1, "messages": None}, "zzz", f"'zzz' {UNKNOWN}"),
+    (TOKENS, {"prompt": "a", "token_ids": None}, "prompt", f"'prompt' {UNKNOWN}"),
+    *((path, {"ids": [5]}, "ids", f"'ids' {UNKNOWN}") for path in (DETOKENIZE, GENERATE)),
 ]  # fmt: skip
 REFUSED: list[Row] = [
     *((COMPLETIONS, *row) for row in (*OF_COMPLETIONS, *OF_OUTPUTS)),
