@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, in_words
 from srm.server.schema.json_parts import MAX_VALUE_BYTES, first_byte
 from srm.server.schema.validation import not_json, show
 
@@ -24,7 +24,7 @@ MAX_USED = 10**9
 """Largest number that an expression must use."""
 MAX_STRING_LENGTH = 256
 """Most characters of a string that a sample's pattern must, or must not, match."""
-_SHOWN = 200
+_SHOWN = 160
 """Most characters of what is wrong, which may repeat a name."""
 
 _Tolerance = Annotated[float, Meta(ge=0)]
@@ -96,7 +96,12 @@ def rules_of(value: Raw, num_prompts: int) -> list[Rule]:
             return [msgspec.json.decode(value, type=Rule)]
         rules = msgspec.json.decode(value, type=list[Rule])
     except msgspec.ValidationError as error:
-        raise InvalidRequest(cut(in_words(error, "verify"), _SHOWN), "verify") from None
+        fault, known = in_words(error, "verify"), Rule.__struct_encode_fields__
+        place = fault.removesuffix(" is not a field")
+        near = did_you_mean(place.rpartition(".")[2], known) or f"; it may have {', '.join(known)}"
+        hint = near if place != fault else ""
+        must = cut(fault.partition("; got ")[0], _SHOWN)
+        raise InvalidRequest(f"{must}; got {show(value)}{hint}", "verify") from None
     except UNDECODABLE as error:
         raise not_json(value, error) from None
     if len(rules) != num_prompts:
