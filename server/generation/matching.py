@@ -103,5 +103,5 @@ def _refused(field: str, source: str, reason: str) -> InvalidRequest:
     shown = source if len(source) <= 80 else source[:80] + "…"
     why = reason if len(reason) <= 160 else reason[:160] + "…"
     return InvalidRequest(
-        f"{field} = {shown!r} is not taken: {why}", re.split(r"[.\[]", field, maxsplit=1)[0]
+        f"{field} = {shown!r} is not allowed: {why}", re.split(r"[.\[]", field, maxsplit=1)[0]
     )

@@ -452,16 +452,16 @@ def _check_keys(fields: dict[str, Raw], kind: type[msgspec.Struct]) -> int:
     Raises ValidationError for text under an unknown key of it or of its parts.
     """
     if kind is _TextPart and bytes(form := fields.get("type", Raw(b'"text"'))) != b'"text"':
-        raise msgspec.ValidationError(f"images and all other than text are not read: {show(form)}")
+        raise msgspec.ValidationError(f"only text is read; got a part of type {show(form)}")
     for name in fields.keys() - {*kind.__struct_fields__, *_LABELS}:
         value = fields[name]
         shown = cut(name, _SHOWN_NAME)
         if len(value) > MAX_VALUE_BYTES:
             raise msgspec.ValidationError(
-                f"`{shown}` is not a field of it and may have {MAX_VALUE_BYTES} bytes"
+                f"`{shown}` is an unknown field, which may have at most {MAX_VALUE_BYTES} bytes"
             )
         if has_text(value) or (name in _ASKING and bytes(value) == b"true"):
-            raise msgspec.ValidationError(f"`{shown}` is not a field of it and may have no text")
+            raise msgspec.ValidationError(f"`{shown}` is an unknown field, which may not have text")
     count = 1
     for name in fields.keys() & _INNER.keys() & {*kind.__struct_fields__}:
         parts = [fields[name]]

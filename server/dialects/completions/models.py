@@ -36,7 +36,7 @@ class Models:
         """The card of the model. Raises ModelNotFound for any other name."""
         if name != self.name:
             raise ModelNotFound(
-                f"model {cut(name, _SHOWN_NAME)!r} is not here; this server has {self.name!r}",
+                f"model {cut(name, _SHOWN_NAME)!r} is not served; this server has {self.name!r}",
                 "model",
             )
         return self._card

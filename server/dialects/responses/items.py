@@ -87,8 +87,9 @@ _NEEDED = {
 _PASSED_OVER = {"message": {"phase"}, "reasoning": {"summary", "encrypted_content"}}
 """Fields that are, besides `type`, `id` and `status`."""
 _MUST = (
-    "be a message (role, and content of text), a function_call (call_id, name, arguments), a "
-    "function_call_output (call_id, and output of text) or reasoning"
+    "be a message (role user, assistant, system or developer, and content of text), a "
+    "function_call (call_id, name, arguments), a function_call_output (call_id, and output of "
+    "text) or reasoning"
 )
 _decode_item = msgspec.json.Decoder(InputItem).decode
 INPUT_FORMS = (
