@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from math import inf
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -37,6 +38,8 @@ def show_progress(
         with Progress(
             *(TextColumn("{task.description}"), *columns, TimeRemainingColumn()),
             console=console,
+            speed_estimate_period=inf,  # samples end in bursts, minutes apart
+            get_time=clock,
             disable=not is_shown,
         ) as bars:
             bar = bars.add_task(doing, total=total, completed=done, note="")

@@ -73,6 +73,17 @@ class Passing:
         return True
 
 
+def test_a_pause_between_bursts_changes_the_time_left_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passing, stderr = Passing(), Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with show_progress("generating", 1_000, clock=passing.clock) as tell:
+        for passing.now, done in ((10.0, 100), (20.0, 200), (61.0, 201), (62.0, 202)):
+            tell(done, "")
+    assert "0:06:47" in stderr.getvalue()  # 0:13:18 by the last two alone
+
+
 @pytest.mark.parametrize(
     ("columns", "shown"), [(80, "loading /a/lo\\x1bng"), (24, "loading /a/lo\\")]
 )
