@@ -209,7 +209,7 @@ graphs: .venv/serve  ## the bundled model's graphs for processors, in models/gra
 	  $(BIN)/python -m srm.engine.device.precompile --model models/demo --device cpu --output models/graphs --host-cpu $$target || exit 1; done
 	$(BIN)/python -m srm.engine.device.graph_notes prune models/graphs
 
-wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
+wheel: graphs  ## the wheel with the bundled model's graphs, in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
