@@ -27,6 +27,7 @@ REGEX_MODEL = DEMO_MODEL.with_name("regex")
 """A bundled model that writes a regex from examples in one of many samples."""
 _BUNDLED_MODELS = (DEMO_MODEL, GRPO_MODEL, REGEX_MODEL, COUNTDOWN_MODEL)
 _BUNDLED = {Path(model.name): model for model in _BUNDLED_MODELS}
+BUNDLED_NAMES = ", ".join(model.name for model in _BUNDLED_MODELS)
 
 
 def find_model(path: Path) -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from srm.engine.config import ModelConfig, check_model_folder, find_model
+from srm.engine.config import BUNDLED_NAMES, ModelConfig, check_model_folder, find_model
 from srm.engine.kept_model import INDEX, WEIGHTS
 from srm.engine.steps.batch import F32
 from srm.engine.weights.checkpoint import read_model
@@ -281,7 +281,7 @@ def parser() -> CommandParser:
         type=Path,
         metavar="WEIGHTS",
         help=f"the {WEIGHTS} it saved, the {INDEX} of shards, or the folder of either; without "
-        "--args a model folder, demo, or the run.pt of a training run",
+        f"--args a model folder, one of {BUNDLED_NAMES}, or the run.pt of a training run",
     )
     made.add_argument(
         "--args",

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from srm.engine.config import FLOAT8_MULTIPLE, EngineConfig, ModelConfig, find_model
+from srm.engine.config import BUNDLED_NAMES, FLOAT8_MULTIPLE, EngineConfig, ModelConfig, find_model
 from srm.engine.steps.batch import SAMPLING
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.inspect_constraint import inspect_constraint, read_constraint
@@ -153,7 +153,8 @@ def inspect_parser() -> CommandParser:
         epilog="example: srm inspect demo --device gpu --device-memory-gib 79",
         allow_abbrev=False,
     )
-    made.add_argument("model", type=Path, metavar="MODEL", help="a model folder, or demo")
+    names = f"a model folder, or one of {BUNDLED_NAMES}"
+    made.add_argument("model", type=Path, metavar="MODEL", help=names)
     made.add_argument(
         "--device",
         choices=("cpu", "gpu"),

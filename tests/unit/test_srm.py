@@ -202,6 +202,7 @@ for argv in HELPS:
     text = printed.getvalue()
     assert code == 0 and text.startswith("usage: srm " + " ".join(argv)), (argv, code, text)
     assert "example:" in text or argv in (["train"], ["snapshot"]), argv
+    assert "countdown" in text or argv not in (["inspect"], ["convert"]), text
     assert "Default: ()" not in text and "Default: True" not in text, argv
 """
     done = run_python(program.replace("HELPS", repr(HELPS)))
