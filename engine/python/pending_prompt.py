@@ -9,14 +9,14 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams, join
 from srm.engine.python.request_output import Completion, Decode, Generated, token_scores
 from srm.engine.python.tokenizer import FolderTokenizer
-from srm.engine.steps.batch import I32
 from srm.errors import InvalidRequest, RequestError, show_value
 
-Prompt = str | Sequence[int] | I32  # a text, or token ids
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]  # a text, or token ids
 _AT_ONCE = 64  # prompts that are read and tokenized together
 
 

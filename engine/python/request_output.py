@@ -27,7 +27,7 @@ class TokenScores:
     logprobs: F32
     """f32[tokens]"""
     ranks: I32
-    """i32[tokens], of a prompt's: 1 is the likeliest; of a completion's there are none."""
+    """i32[tokens]: 1 is the likeliest; a completion has none where `top_ids` are empty."""
     top_ids: I32
     """i32[tokens, k], k alternatives asked for, the likeliest first; -1 where there are no more."""
     top_logprobs: F32

@@ -36,6 +36,7 @@ def use(llm: Engine) -> list[Generated]:
     assert_type(made.text, str)
     assert_type(made.token_ids, NDArray[np.int32])
     llm.generate(["a"], SamplingParams(maxTokens=3))  # type: ignore[call-arg]
+    llm.generate([np.array([5, 6], np.int64)])
     llm.generate(["a"], SamplingParams(n="3"))  # type: ignore[arg-type]
     return found
 """
@@ -51,17 +52,20 @@ def test_the_example_and_all_uses_pass_mypy_strictly(tmp_path: Path) -> None:
     (example,) = [part for part in readme.split("```") if part.startswith("python\nfrom")]
     (tmp_path / "many.py").write_text(example.removeprefix("python\n"))
     (tmp_path / "uses.py").write_text(USES)
+    page = (ROOT / "docs" / "python.md").read_text().split("```python test\n")[1:]
+    examples = ["# mypy: allow-untyped-defs, allow-untyped-calls\n", *page]
+    (tmp_path / "page.py").write_text("".join(part.partition("```")[0] for part in examples))
     python = tmp_path / "venv" / "bin" / "python"
     command = [sys.executable, "-m", mypy.__name__, "--strict", "--python-executable", str(python)]
     done = subprocess.run(
-        [*command, "--config-file=", "many.py", "uses.py"],
+        [*command, "--config-file=", "many.py", "uses.py", "page.py"],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout == "Success: no issues found in 2 source files\n", done.stdout + done.stderr
+    assert done.stdout == "Success: no issues found in 3 source files\n", done.stdout + done.stderr
 
 
 def test_checkers_see_the_names_that_there_are() -> None:
@@ -74,5 +78,5 @@ def test_checkers_see_the_names_that_there_are() -> None:
         if alias.asname == alias.name
     }
     assert seen == vars(srm)["_HOMES"]
-    assert {*vars(srm)["__all__"]} == {*seen}
+    assert {*vars(srm)["__all__"]} == {*seen} & {*dir(srm)}
     assert all(hasattr(srm, name) for name in seen)
