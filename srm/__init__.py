@@ -12,6 +12,7 @@ __version__ = "0.3.0"
 _HOMES = {
     "Engine": "srm.engine.python.offline",
     "SamplingParams": "srm.engine.messages",
+    "State": "srm.engine.python.state",
     "Until": "srm.engine.python.until",
     "GenerateProgress": "srm.engine.python.offline",
     "Completion": "srm.engine.python.request_output",

@@ -29,10 +29,11 @@ import numpy as np
 
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import make_runner
-from srm.engine.messages import SamplingParams, count_alternatives
+from srm.engine.messages import PROMPT, SamplingParams, count_alternatives
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn, naming
 from srm.engine.python.request_output import Completion, CompletionPart, Generated
+from srm.engine.python.state import State
 from srm.engine.python.token_streams import TokenStreams
 from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.python.until import Selection, Until
@@ -113,13 +114,15 @@ class Engine:
         on_progress: Callable[[GenerateProgress], None] | None = None,
         progress: bool = True,
         until: Until | None = None,
+        state: State | None = None,
     ) -> list[Generated]:
         """Complete every prompt, in the order given; one text alone is one prompt.
 
         `params` are all prompts' or one for each. A seed is that of every prompt that has it: equal
         prompts with equal parameters have equal completions. `on_progress` is called after every
         step; without it, a terminal shows a bar on standard error unless `progress` is False.
-        `until` says when a prompt needs no more of its n samples.
+        `until` says when a prompt needs no more of its n samples. Prompts follow the tokens of
+        `state`, which are not fed; an empty one is its end.
         Raises RequestError, which names the prompt at fault; nothing is left running then.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -140,7 +143,8 @@ class Engine:
             if on_progress is not None:
                 on_progress(GenerateProgress(finished, total, tokens, scheduler.table.num_owned))
 
-        asked = list(in_turn(zip(given, _counted(each, steps), strict=True), self._tokenizer))
+        each_given = zip(given, _counted(each, steps), strict=True)
+        asked = list(in_turn(each_given, self._tokenizer, **_begun(state, steps)))
         for pending in asked:  # so that none is refused once others have been generated
             with naming(pending):
                 steps.scheduler.check(pending.request)
@@ -153,6 +157,25 @@ class Engine:
                 num_chosen += 1
                 completions[completion.prompt].append(completion)
         return [pending.generated(completions[pending.number]) for pending in asked]
+
+    def state(self, prompt: Prompt, state: State | None = None) -> State:
+        """Return what the model remembers of a prompt, which follows the tokens of `state`. Raises
+        as `generate`."""
+        steps = self._open()
+        asked = iter([(prompt, SamplingParams(max_tokens=0))])
+        begun = _begun(state, steps)
+        (pending,) = in_turn(asked, self._tokenizer, **begun, returns_state=True)
+        with closing(self._run(steps, iter([pending]), lambda: None, 1)) as ended:
+            for _ in ended:
+                pass
+        (output,) = pending.parts[PROMPT]
+        status = steps.status()
+        return State(
+            token_ids=np.frombuffer(pending.request.prompt_token_ids, np.int32),
+            values=np.frombuffer(output.state, np.float32),
+            fingerprint=status.fingerprint,
+            arithmetic=status.arithmetic,
+        )
 
     def stream(
         self,
@@ -334,6 +357,12 @@ def _plain(value: Any) -> Any:
 
 def _counted(each: Iterable[SamplingParams], steps: SteppedEngine) -> Iterator[SamplingParams]:
     return (count_alternatives(params, steps.model.vocab_size) for params in each)
+
+
+def _begun(state: State | None, steps: SteppedEngine) -> dict[str, Any]:
+    if state is None:
+        return {}
+    return {"before": state.token_ids, **state.request_fields(steps.status())}
 
 
 def _streamed(params: SamplingParams) -> SamplingParams:

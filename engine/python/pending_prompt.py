@@ -14,6 +14,7 @@ import numpy.typing as npt
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams, join
 from srm.engine.python.request_output import Completion, Decode, Generated, token_scores
 from srm.engine.python.tokenizer import FolderTokenizer
+from srm.engine.steps.batch import I32
 from srm.errors import InvalidRequest, RequestError, show_value
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]  # a text, or token ids
@@ -57,10 +58,14 @@ class PendingPrompt:
 
 
 def in_turn(
-    given: Iterator[tuple[Prompt, SamplingParams]], tokenizer: FolderTokenizer
+    given: Iterator[tuple[Prompt, SamplingParams]],
+    tokenizer: FolderTokenizer,
+    before: I32 | None = None,
+    **fields: Any,
 ) -> Iterator[PendingPrompt]:
-    """Yield the prompts as requests. Raises InvalidRequest for anything that is not a prompt."""
-    first = 0
+    """Yield the prompts, behind the tokens `before`, as requests with these `fields`. Raises
+    InvalidRequest for anything that is not a prompt."""
+    first, head = 0, b"" if before is None else before.astype("<i4").tobytes()
     while some := list(islice(given, _AT_ONCE)):
         for number, (prompt, _) in enumerate(some, first):
             try:
@@ -72,14 +77,15 @@ def in_turn(
                     "prompts",
                 ) from None
         texts = [prompt for prompt, _ in some if isinstance(prompt, str)]
-        encoded = iter(tokenizer.encode(texts) if texts else ())
+        encoded = iter(tokenizer.encode(texts, adds_special=not head) if texts else ())
         for number, (prompt, params) in enumerate(some, first):
             ids = next(encoded) if isinstance(prompt, str) else prompt
             request = Request(
                 id=str(number),
-                prompt_token_ids=_as_bytes(ids, number),
+                prompt_token_ids=head + _as_bytes(ids, number),
                 params=params,
                 emit="delta" if params.logprobs else "final",
+                **fields,
             )
             yield PendingPrompt(number, request, params.n)
         first += len(some)

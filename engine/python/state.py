@@ -1,0 +1,48 @@
+"""States of the Python API: what the model remembers of some tokens, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from srm.engine.messages import Status
+from srm.engine.steps.batch import F32, I32
+from srm.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """What the model remembers of `token_ids`: it stands after all of them but the last."""
+
+    token_ids: I32
+    """i32[tokens], read-only."""
+    values: F32
+    """f32[state_width], read-only; empty for one token."""
+    fingerprint: str
+    """Fingerprint of the weights that made it."""
+    arithmetic: str
+    """Device and data type that made it."""
+
+    def request_fields(self, status: Status) -> dict[str, Any]:
+        """Return the fields of a Request that goes on from it, on an engine that says this of
+        itself. Raises InvalidRequest where other weights or another arithmetic made it."""
+        own = status.fingerprint, status.arithmetic
+        if (self.fingerprint, self.arithmetic) != own:
+            raise InvalidRequest(
+                f"state was made by weights {self.fingerprint} in {self.arithmetic}, and this "
+                f"engine has {own[0]} in {own[1]}: give its token_ids as a prompt",
+                "state",
+            )
+        values = np.asarray(self.values, "<f4").tobytes()
+        if not values:
+            return {}
+        return {
+            "state": values,
+            "state_length": len(self.token_ids) - 1,
+            "state_of": self.fingerprint,
+            # Other prompts do not begin from what a program may have changed.
+            "salt": blake2b(values, digest_size=16).hexdigest(),
+        }
