@@ -86,6 +86,7 @@ BENCHMARKS = {
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",
     "sink": "research.bench.server.sink",
+    "states": "research.bench.server.states",
     "against": "research.bench.server.against",
     "cards": "research.bench.server.cards",
     "table": "research.bench.records.table",

@@ -1,0 +1,171 @@
+"""`srm bench states`: what it costs to keep states, to fetch them, and to go on from one elsewhere.
+
+A prompt is read by one server, whose state is put on a second one after the first was stopped. The
+time to the first token there stands beside that of the whole prompt, each time with a salt of its
+own, so that no kept prompt helps.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import numpy as np
+
+from research.bench.frame import Record, Settings, note, run, table
+from research.bench.host.serving import serving
+from srm.engine.config import ModelConfig
+from srm.engine.weights.random_model import write_random_model
+from srm.server.storage.states import StateContent, StateRecord, StateStore, new_state_id
+
+
+class StatesConfig(Settings, frozen=True):
+    """Settings of srm bench states."""
+
+    states: int = 100_000
+    """States that are put into a store."""
+    fetches: int = 20_000
+    """States that are fetched of them, at random."""
+    width: int = 256
+    """Width of the model that is served, with 8 layers and random weights."""
+    tokens: int = 20_000
+    """Tokens of the prompt."""
+    requests: int = 2_000
+    """Requests over HTTP of each kind."""
+    connections: int = 8
+    """Concurrent requests."""
+    repetitions: int = 5
+    """First tokens that are timed of each kind."""
+
+
+def measure(config: StatesConfig) -> Record:
+    """Return the rates of the store and of HTTP, and times to the first token."""
+    with tempfile.TemporaryDirectory() as folder:
+        entry = {"store": note(_measure_store(Path(folder), config))}
+        return entry | note(_measure_servers(Path(folder), config))
+
+
+def _measure_store(folder: Path, config: StatesConfig) -> dict[str, Any]:
+    store, ids = StateStore(folder), []
+    content = StateContent(secrets.token_bytes(4_000), secrets.token_bytes(16_384))
+    digest = content.digest("", "")
+    begun = time.perf_counter()
+    for _ in range(config.states):
+        record = StateRecord(
+            id=new_state_id(),
+            num_tokens=1_000,
+            num_bytes=content.num_bytes,
+            fingerprint="",
+            arithmetic="",
+            created_at=0,
+            expires_at=2**33,
+            digest=digest,
+        )
+        ids.append(store.add(record, content).id)
+    add_s = time.perf_counter() - begun
+    seconds = []
+    for id in random.Random(0).choices(ids, k=config.fetches):
+        begun = time.perf_counter()
+        assert store.get(id, "") is not None
+        seconds.append(time.perf_counter() - begun)
+    store.close()
+    return {
+        "content_bytes": len(content.token_ids) + len(content.state),
+        "file_bytes": (folder / "states.sqlite3").stat().st_size,
+        "added_per_s": config.states / add_s,
+        "fetched_per_s": config.fetches / sum(seconds),
+        "fetch_p50_s": float(np.percentile(seconds, 50)),
+        "fetch_p99_s": float(np.percentile(seconds, 99)),
+    }
+
+
+def _measure_servers(folder: Path, config: StatesConfig) -> dict[str, Any]:
+    model = ModelConfig(config.width, 8, 4, n_ctx=config.tokens + 256, vocab_size=2048)
+    write_random_model(folder / "model", model)
+    drawn = random.Random(1)
+    prompt = [drawn.randrange(2, 2048) for _ in range(config.tokens)]
+    flags = (f"--model={folder / 'model'}", "--max-state-bytes=0", "--max-body-bytes=100000000")
+    with serving(*flags, f"--data-dir={folder / 'first'}") as first:
+        http = httpx.Client(base_url=first.url, timeout=600)
+        state = http.post("/v1/states", json={"prompt": prompt}).raise_for_status().json()
+        path = f"/v1/states/{state['id']}/content"
+        file = http.get(path).raise_for_status().content
+        create = {"json": {"prompt": prompt[:100]}}
+        rates = {
+            "created_per_s": _rate(http, config, "POST", "/v1/states", **create),
+            "http_fetched_per_s": _rate(http, config, "GET", path),
+        }
+    with serving(*flags, f"--data-dir={folder / 'second'}") as second:
+        http = httpx.Client(base_url=second.url, timeout=600)
+        begun = time.perf_counter()
+        http.put(path, content=file).raise_for_status()
+        put_s = time.perf_counter() - begun
+        times: dict[str, list[float]] = {"whole": [], "state": []}
+        texts = set()
+        for number in range(config.repetitions):
+            for kind, body in (("whole", {"prompt": prompt}), ("state", {"state": state["id"]})):
+                salted = {"cache_salt": f"{kind} {number}", "max_tokens": 1, "temperature": 0}
+                begun = time.perf_counter()
+                reply = http.post(
+                    "/v1/completions", json={**body, **salted, "return_token_ids": True}
+                )
+                times[kind].append(time.perf_counter() - begun)
+                texts.add(str(reply.raise_for_status().json()["choices"][0]["token_ids"]))
+    assert len(texts) == 1, "the state gives another token than the whole prompt"
+    return {"state_bytes": len(file), "put_s": put_s, "first_token_s": times, **rates}
+
+
+def _rate(http: httpx.Client, config: StatesConfig, method: str, path: str, **asked: Any) -> float:
+    """Return requests a second."""
+
+    def ask(_: int) -> None:
+        http.request(method, path, **asked).raise_for_status()
+
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(config.connections) as threads:
+        list(threads.map(ask, range(config.requests)))
+    return config.requests / (time.perf_counter() - begun)
+
+
+def markdown(record: Record) -> list[str]:
+    """Return the tables of a record."""
+    settings, store, times = record["settings"], record["store"], record["first_token_s"]
+    whole, state = median(times["whole"]), median(times["state"])
+    return [
+        f"{settings['states']:,} states of {store['content_bytes']:,} bytes in one process; the "
+        "same over HTTP from one client, which is a part of the time.",
+        "",
+        *table(
+            "what | a second",
+            (
+                f"added to the store | {store['added_per_s']:,.0f}",
+                f"fetched from it, at random | {store['fetched_per_s']:,.0f}",
+                f"made of 100 tokens over HTTP | {record['created_per_s']:,.0f}",
+                f"fetched over HTTP | {record['http_fetched_per_s']:,.0f}",
+            ),
+        ),
+        "",
+        f"A fetch from the store takes {store['fetch_p50_s'] * 1e6:.0f} us (p50) and "
+        f"{store['fetch_p99_s'] * 1e6:.0f} us (p99).",
+        "",
+        f"A prompt of {settings['tokens']:,} tokens, random weights of d {settings['width']}; its "
+        f"state is a file of {record['state_bytes']:,} bytes, most of them token ids, and is put "
+        f"in {record['put_s'] * 1e3:.1f} ms. Both give the same token.",
+        "",
+        *table(
+            "first token on another server | median s",
+            (f"of the whole prompt | {whole:.3f}", f"from its state | {state:.4f}"),
+        ),
+    ]
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record and print its tables; return 0."""
+    return run(StatesConfig, argv, "states", measure, markdown)
