@@ -17,6 +17,7 @@ from srm.server.generation.engine_request import of_current_request
 from srm.server.generation.prompts import encode_prompts
 from srm.server.generation.states import States, to_file
 from srm.server.http.bodies import json_reply, read_body
+from srm.server.http.request_log import CURRENT
 from srm.server.http.responses import add_body_route
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import TokenIds
@@ -71,6 +72,9 @@ def add_routes(
         )
         (token_ids,) = await encode_prompts(prompt, text, begun)
         record = await states.make(token_ids, owner, begun, asked.metadata, asked.ttl_s)
+        entry = CURRENT.get(None)
+        if entry is not None and entry.account is not None:
+            entry.account.charge(record.num_tokens)
         return _object(record)
 
     add_body_route(router, "/v1/states", create, max_body_bytes)

@@ -210,6 +210,12 @@ def test_a_key_has_states_of_its_own_up_to_its_quota(text_model: Path, tmp_path:
     keys = tmp_path / "keys"
     keys.write_text("".join(f"{name} {name * 16}\n" for name in "ab"))
     flags = (*SERVER_FLAGS, f"--api-keys-file={keys}", "--max-state-bytes=2500")
+    limit = "--tokens-per-minute=100"
+    with Server(text_model, *flags, limit) as server:
+        a = {"authorization": f"Bearer {'a' * 16}"}
+        read = {"prompt": [3] * 101}
+        statuses = [server.http.post(STATES, json=read, headers=a).status_code for _ in "12"]
+        assert statuses == [200, 429]  # what is read is charged
     with Server(text_model, *flags) as server:
         a, b = ({"authorization": f"Bearer {name * 16}"} for name in "ab")
         asked = server.http.post(STATES, json={"prompt": "the cat"}, headers=a).json()
