@@ -14,7 +14,8 @@
    so it is by another engine, which goes on from where this one was. The weight last sent is kept.
 9. Weights that are loaded again change no token, whether or not what runs is fed again.
 10. All of this where a grammar says what may be sampled, and where samples wait to be let start.
-11. The device samples each row as the record says that the scheduler had of it, whoever had the
+11. All of this where requests bring states of their prompts' beginnings, and ask for states.
+12. The device samples each row as the record says that the scheduler had of it, whoever had the
     row's slot before.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
@@ -36,14 +37,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from srm.engine.config import EngineConfig
-from srm.engine.messages import NAMED, PROMPT, REASONS, Output, Request, Running, join
+from srm.engine.messages import (
+    NAMED,
+    PROMPT,
+    REASONS,
+    Output,
+    Request,
+    Running,
+    SamplingParams,
+    join,
+)
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.completion import NOT_ALLOWED, NOT_FINITE
 from srm.engine.scheduler.parking import parkable
 from srm.engine.state.parked import Parked, merged
 from srm.engine.state.sequence import STREAMS, SequenceGroup
 from srm.engine.state.slots import SlotTable
-from srm.engine.steps.batch import I32, Batch, StepResult
+from srm.engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
 from srm.engine.steps.tokens import from_wire
 from srm.errors import InvalidRequest, Overloaded
 from tests.kit.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
@@ -74,6 +84,11 @@ class RecordingRunner(NumpyRunner):
         self._parse_range.append(ints(self.table.sampling[batch.slots]))
         return super().launch(batch)
 
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        if slots.max() >= self.num_slots:
+            EngineMachine.reached["began from a given state"] += 1
+        super().write_slots(slots, states)
+
     def run_batch(self, batch: Batch) -> StepResult:
         result = super().run_batch(batch)
         # All but the state of an automaton, which the device moves.
@@ -88,7 +103,18 @@ def error_of(request: Request) -> str:
 
 def expected_of(request: Request) -> dict[int, Output]:
     emit: Literal["final", "delta"] = "delta" if request.params.logprobs else "final"
-    return alone(replace(request, emit=emit, first_wave=None), WEIGHTS)
+    return alone(replace(request, emit=emit, first_wave=None, **NO_STATE), WEIGHTS)
+
+
+rarely = st.integers(0, 9).map(lambda number: number == 9)
+NO_STATE: dict[str, Any] = {"state": b"", "state_length": 0}
+
+
+def state_of(prompt: bytes, length: int) -> bytes:
+    """The state after so many tokens of a prompt, as an engine alone has it."""
+    params = SamplingParams(max_tokens=0)
+    asked = Request("", prompt[: 4 * (length + 1)], params, returns_state=True)
+    return alone(asked, WEIGHTS)[PROMPT].state
 
 
 def first_scored(request: Request) -> int:
@@ -121,9 +147,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.cached: dict[int, int] = {}
         self.received: defaultdict[tuple[str, int], list[Output]] = defaultdict(list)
 
-    @rule(request=requests)
-    def add(self, request: Request) -> None:
+    @rule(request=requests, given_tokens=st.just(0) | st.integers(1, 60), wants_state=rarely)
+    def add(self, request: Request, given_tokens: int = 0, wants_state: bool = False) -> None:
         self.count += 1
+        if wants_state:
+            params = SamplingParams(max_tokens=0)
+            request = Request("", request.prompt_token_ids, params, returns_state=True)
+        prompt = request.prompt_token_ids
+        if length := min(given_tokens, len(prompt) // 4 - 1):
+            request = replace(request, state=state_of(prompt, length), state_length=length)
         request = replace(
             request,
             id=str(self.count),
@@ -430,10 +462,10 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(entries[index].versions) in {0, len(entries[index].token_ids)}
             whose = {"cached_tokens": 0, "first_version": 0, "versions": b""}
             assert replace(entries[index], **whose) == output
-            assert entries[index].cached_tokens < len(request.prompt_token_ids) // 4
+            assert entries[index].cached_tokens < len(request.prompt_token_ids) // 4 or index < 0
             if request.params.prompt_logprobs is not None:
                 assert entries[index].cached_tokens < first_scored(request)
-        if PROMPT in entries and len(entries) > 1:
+        if PROMPT in entries and len(entries) > 1 and not request.returns_state:
             assert entries[PROMPT].token_ids == scored_ids(request)
         if request.params.max_tokens and request.params.prompt_logprobs is not None:
             none = dict.fromkeys(NAMED) | dict.fromkeys(NAMED.values(), ())
@@ -465,6 +497,7 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-typ
             "cut where it was parked",
             "stopped behind others that were parked",
             "was held back",
+            "began from a given state",
         }
 
 

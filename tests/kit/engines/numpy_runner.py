@@ -122,6 +122,7 @@ class NumpyRunner:
                 if token == FROM_DEVICE:
                     token = int(last_token[read])
                 output, state = _fed_before(self._weights, token, position + offset, state)
+                state = state.astype(np.float32).astype(np.float64)  # as a device keeps it
                 if start + offset < len(logits):
                     logits[start + offset] = output
             self._states[write] = state
