@@ -33,8 +33,8 @@ from srm.server.schema.completion_response import PromptTokensDetails, Samples, 
 from srm.server.text.text import Text
 
 _ERROR, _LENGTH = REASONS.index("error"), REASONS.index("length")
-Save = Callable[[bytes], Awaitable[str]]
-"""Makes a state of tokens; returns its id."""
+Save = Callable[[list[bytes]], Awaitable[list[str]]]
+"""Makes states of tokens, all or none; returns their ids."""
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
 
@@ -59,7 +59,7 @@ class Generation:
     ) -> None:
         """`id` is unique; `prompts` are token ids, int32 little-endian, of `encode_prompts`;
         `constraint` is what `Constraints` makes of the request; `begun` is the state that prompts
-        go on from. `save` makes a state of a choice's tokens, where the request asks for it."""
+        go on from. `save` makes states of choices' tokens, where the request asks for them."""
         self.id = request.request_id or id
         """Id of the reply. The engine gets the unique `id`: a request_id that is used again must
         not meet outputs of the earlier request that are still on their way."""
@@ -71,6 +71,7 @@ class Generation:
         self.num_choices = len(prompts) * request.n
         self.owner = owner
         self._begun, self._save = begun, save
+        self._unsaved: list[ChoicePart] = []
         self.created_unix = int(time.time()) if owner.created_unix is None else owner.created_unix
         self.started = time.monotonic()
         self.first_output: float | None = None
@@ -202,19 +203,23 @@ class Generation:
             return []
         certain = await self._selection.add_finished(finished)
         self._choose_samples()
-        if self._save is not None:
-            await asyncio.gather(*(self._save_state(part, self._save) for part in certain))
+        if self._save is not None:  # all at the end, so that all are there or none
+            self._unsaved += certain
+            return []
         return certain
 
-    def rest(self) -> list[ChoicePart]:
-        """Return the choices that are certain only when all samples have finished."""
-        return self._selection.rest()
-
-    async def _save_state(self, part: ChoicePart, save: Save) -> None:
-        """Make a choice's state, if the context has room for its tokens."""
-        token_ids = self.prompts[part.index // self.request.n].token_ids + part.token_ids
-        if len(token_ids) // 4 <= self.text.model.n_ctx:
-            part.state = await save(token_ids)
+    async def rest(self) -> list[ChoicePart]:
+        """Return the choices that are certain only when all samples have finished. Raises what
+        making their states does."""
+        if self._save is None:
+            return self._selection.rest()
+        prompts, n, limit = self.prompts, self.request.n, 4 * self.text.model.n_ctx
+        texts = [prompts[part.index // n].token_ids + part.token_ids for part in self._unsaved]
+        fitting = [place for place, token_ids in enumerate(texts) if len(token_ids) <= limit]
+        ids = await self._save([texts[place] for place in fitting])
+        for place, id in zip(fitting, ids, strict=True):
+            self._unsaved[place].state = id
+        return self._unsaved
 
     def _choose_samples(self) -> None:
         """End the samples that are known not to be in the reply, and let others start."""

@@ -35,6 +35,7 @@ from srm.server.storage.states import (
     StateStore,
     new_state_id,
 )
+from srm.tasks import task_group
 
 FORMAT = "srm-state-1"
 _ABOUT = ("fingerprint", "arithmetic", "digest")
@@ -93,6 +94,26 @@ class States:
             *(metadata or {}, ttl_s),
         )
         return await self._run(self._store.add, made, content, self._max_bytes)
+
+    async def make_all(
+        self, token_ids: list[bytes], owner: RequestOwner, given: GivenState | None = None
+    ) -> list[str]:
+        """Make a state of each, all or none; return their ids. Raises as `make`."""
+        made: list[str] = []
+
+        async def make(own: bytes) -> str:
+            record = await self.make(own, owner, given)
+            made.append(record.id)
+            return record.id
+
+        try:
+            async with task_group() as group:
+                tasks = [group.create_task(make(own)) for own in token_ids]
+        except BaseException:
+            for id in made:
+                await asyncio.shield(self._run(self._store.delete, id, owner.key))
+            raise
+        return [task.result() for task in tasks]
 
     async def given(self, id: str, owner: RequestOwner, refeed: bool = False) -> GivenState:
         """Return what a request goes on from. With `refeed` the tokens of a state of other weights

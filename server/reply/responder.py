@@ -138,7 +138,7 @@ class Responder:
         async with aclosing(generation.run(self._client)) as arriving:
             async for tokens in arriving:
                 yield await generation.certain(tokens)
-        yield generation.rest()
+        yield await generation.rest()
 
     @contextmanager
     def _waking(self, outlet: Outlet) -> Iterator[None]:

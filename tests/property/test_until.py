@@ -177,7 +177,7 @@ async def reply_to(
     choices = []
     async for tokens in generation.run(client):
         choices += await generation.certain(tokens)
-    choices += generation.rest()
+    choices += await generation.rest()
     await asyncio.sleep(0)
     if client._task is not None:
         await client._task  # which may still say what nobody asked for

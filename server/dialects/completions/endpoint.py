@@ -142,8 +142,8 @@ class Completions(Endpoint):
             raise InvalidRequest("save_state is not for lines of a batch", "save_state")
         begun = None if id is None else await states.given(id, owner, request.refeed)
 
-        async def save(token_ids: bytes) -> str:
-            return (await states.make(token_ids, owner, begun)).id
+        async def save(token_ids: list[bytes]) -> list[str]:
+            return await states.make_all(token_ids, owner, begun)
 
         return begun, save if request.save_state else None
 

@@ -232,6 +232,10 @@ def test_a_key_has_states_of_its_own_up_to_its_quota(text_model: Path, tmp_path:
             pass
         message = error_of(reply, 403)["message"]
         assert re.match(r"your states take \d+ bytes, this one \d+, and max_state_bytes", message)
+        many = {"prompt": "a", "n": 9, "save_state": True}
+        before = server.http.get(STATES, headers=b).json()
+        error_of(server.http.post(COMPLETIONS, json=many, headers=b), 403)
+        assert server.http.get(STATES, headers=b).json() == before  # all are made or none
         assert server.http.post(STATES, json={"prompt": "a"}, headers=b).is_success
         assert server.http.delete(path, headers=a).json()["deleted"]
         assert server.http.post(STATES, json={"prompt": "a cat"}, headers=a).is_success
