@@ -147,7 +147,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most bytes of one API key's files after an upload, each counted as at least 4096; 0: no
     limit."""
     max_state_bytes: int = 1024**3
-    """Most bytes of one API key's states, each counted with 512 more; 0: no limit."""
+    """Most bytes of one API key's states and their metadata, 512 more for each; 0: no limit."""
     max_batches: int = 0
     """Most batches that one API key may have waiting or running; 0: no limit."""
     max_batch_lines: int = 0

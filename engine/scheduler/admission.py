@@ -264,7 +264,7 @@ class Admission:
             if count >= limit or self._is_blocked(group, room):
                 break
             if not group.num_unprefilled:
-                count += group.startable
+                count += 0 if group.request.returns_state else group.startable
             elif not group.needs_prefix:
                 count += 1
             elif prefixes:

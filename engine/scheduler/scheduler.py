@@ -352,7 +352,7 @@ class Scheduler:
             if group.reach and not group.first_version and (has_output or not refeeds):
                 group.first_version = version
             group.state_length = 0
-            if refeeds:
+            if refeeds or group.request.returns_state:  # which is of one version's weights
                 self.admission.feed_again(group)
             elif group.prefilled and group.unstarted and not self._runs(group):
                 self.admission.prefill_again(group)

@@ -99,6 +99,7 @@ class Jobs:
     def __init__(self, config: ServerWiring, clock: Clock | None = None) -> None:
         self._config = config
         self._store = Store(config.data_folder)
+        self._states = StateStore(config.data_folder)
         self._clock = clock or Clock(self._store.folder / "clock.json")
         self.limiter = ConcurrencyLimiter(1, config.max_batch_lines_in_flight)
         """The room that all batches share."""
@@ -127,6 +128,7 @@ class Jobs:
             self._starts.take_back()
         finally:
             self._store.close()
+            self._states.close()
 
     async def _look_forever(self) -> None:
         while not self._store.folder.exists():  # nothing was ever put into it
@@ -149,6 +151,7 @@ class Jobs:
     async def _tidy(self) -> None:
         try:
             await asyncio.to_thread(self._store.expire, int(self._clock.now()))
+            await asyncio.to_thread(self._states.expire)
         except StoreError as error:
             log.error("%s", error.message)
         except Exception:  # a bug of ours in what deletes must not stop batches

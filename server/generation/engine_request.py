@@ -120,7 +120,7 @@ def state_fields(given: GivenState | None, salt: str) -> dict[str, Any]:
         "state": given.state,
         "state_length": given.length,
         "state_of": given.fingerprint,
-        "salt": f"{salt}\n{given.id}",
+        "salt": f"{salt}\n{given.digest}",
     }
 
 

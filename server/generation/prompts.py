@@ -28,7 +28,8 @@ _AT_ONCE = 512
 class GivenState:
     """What a request goes on from."""
 
-    id: str
+    digest: str
+    """Checksum of the rest."""
     token_ids: bytes
     state: bytes
     """Empty where the tokens are to be fed."""

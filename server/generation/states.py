@@ -24,8 +24,15 @@ from safetensors import SafetensorError
 from srm.engine.client.client import EngineClient
 from srm.engine.config import ModelConfig
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams, Status
-from srm.errors import UNDECODABLE, ContextTooLong, InvalidRequest, NotFound
-from srm.server.errors import Conflict
+from srm.errors import (
+    UNDECODABLE,
+    ContextTooLong,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+)
+from srm.server.errors import Conflict, NotFinite
 from srm.server.generation.engine_request import RequestOwner, state_fields
 from srm.server.generation.prompts import GivenState
 from srm.server.schema.states import DEFAULT_TTL_S
@@ -37,10 +44,14 @@ from srm.server.storage.states import (
 )
 from srm.tasks import task_group
 
+_AT_ONCE = 8
+"""Most states of one request that are being made."""
 FORMAT = "srm-state-1"
 _ABOUT = ("fingerprint", "arithmetic", "digest")
 """What a file says of the state that is in it."""
 _HEADER = struct.Struct("<Q")
+_MOST_HEADER = 4_096
+"""Most bytes of a file that are neither the state nor tokens."""
 
 T = TypeVar("T")
 
@@ -80,14 +91,18 @@ class States:
             returns_state=True,
             **state_fields(given, owner.salt()),
         )
-        state, version = b"", 0
+        outputs: list[Output] = []
         with self._client.open([request]) as stream:
             while stream.unfinished:
                 await stream.wait()
-                for _, output in stream.take_outputs():
-                    state, version = _state_of(output, state), stream.first_version
+                outputs += [output for _, output in stream.take_outputs()]
+            version = stream.first_version
+        if [output.index for output in outputs] != [PROMPT, 0]:  # it was ended before
+            raise EngineUnavailable("the state was not made: what ran was ended meanwhile")
+        content = StateContent(token_ids, outputs[0].state)
+        if not np.isfinite(np.frombuffer(content.state, "<f4")).all():
+            raise NotFinite("the model's state after the prompt is not finite")
         arithmetic = self._status().arithmetic
-        content = StateContent(token_ids, state)
         fingerprint = self._client.fingerprints.get(version, self._status().fingerprint)
         made = self._record(
             *(new_state_id(), owner.key, content, fingerprint, arithmetic),
@@ -101,8 +116,16 @@ class States:
         """Make a state of each, all or none; return their ids. Raises as `make`."""
         made: list[str] = []
 
+        turns = asyncio.Semaphore(_AT_ONCE)
+
         async def make(own: bytes) -> str:
-            record = await self.make(own, owner, given)
+            async with turns:
+                while True:
+                    try:
+                        record = await self.make(own, owner, given)
+                        break
+                    except Overloaded as error:  # what was sampled for them would be lost
+                        await asyncio.sleep(error.retry_after_s or 1)
             made.append(record.id)
             return record.id
 
@@ -129,7 +152,7 @@ class States:
                 "state",
             )
         state = content.state if made_by == own else b""
-        return GivenState(id, content.token_ids, state, record.fingerprint)
+        return GivenState(record.digest, content.token_ids, state, record.fingerprint)
 
     async def get(self, id: str, owner: RequestOwner) -> tuple[StateRecord, StateContent]:
         """Return a state of a key. Raises NotFound and StoreError."""
@@ -169,6 +192,11 @@ class States:
         self._check(content)
         return await self._run(self._store.add, record, content, self._max_bytes)
 
+    @property
+    def most_file_bytes(self) -> int:
+        """Largest file of a state."""
+        return 4 * (self._model.state_width + self._model.n_ctx) + _MOST_HEADER
+
     def _check(self, content: StateContent) -> None:
         tokens = np.frombuffer(content.token_ids, "<i4")
         if len(tokens) > self._model.n_ctx:
@@ -199,7 +227,7 @@ class States:
             id=id,
             owner=key,
             num_tokens=len(content.token_ids) // 4,
-            num_bytes=content.num_bytes,
+            num_bytes=content.num_bytes + len(msgspec.json.encode(metadata)),
             fingerprint=fingerprint,
             arithmetic=arithmetic,
             created_at=now,
@@ -229,8 +257,10 @@ def to_file(record: StateRecord, content: StateContent) -> bytes:
 def from_file(file: bytes) -> tuple[StateContent, dict[str, str]]:
     """Return what `to_file` was given. Raises InvalidRequest for any other bytes."""
     try:
-        arrays = safetensors.numpy.load(file)
         (length,) = _HEADER.unpack_from(file)
+        if length > _MOST_HEADER:
+            raise ValueError(f"its header has {length} bytes")
+        arrays = safetensors.numpy.load(file)
         metadata = json.loads(file[_HEADER.size : _HEADER.size + length])["__metadata__"]
         about = msgspec.json.decode(metadata[FORMAT], type=dict[str, str])
         about = {name: about[name] for name in _ABOUT}
@@ -243,10 +273,6 @@ def from_file(file: bytes) -> tuple[StateContent, dict[str, str]]:
                 f"{name} must be a row of {kind}, got {array.dtype} of shape {array.shape}", name
             )
     return StateContent(token_ids.tobytes(), state.tobytes()), about
-
-
-def _state_of(output: Output, before: bytes) -> bytes:
-    return output.state if output.index == PROMPT else before
 
 
 def _not_found(id: str) -> NotFound:

@@ -67,7 +67,7 @@ def add_routes(
         if asked.state is not None:
             begun = await states.given(asked.state, owner, asked.refeed)
         prompt = CompletionRequest(
-            prompt=cast("list[str] | list[bytes]", [asked.prompt or b""]),
+            prompt=cast("list[str] | list[bytes]", [b"" if asked.prompt is None else asked.prompt]),
             add_special_tokens=asked.add_special_tokens,
         )
         (token_ids,) = await encode_prompts(prompt, text, begun)
@@ -113,7 +113,7 @@ def add_routes(
                 "digits",
                 "state_id",
             )
-        file = await read_body(request, max_body_bytes)
+        file = await read_body(request, states.most_file_bytes)
         return json_reply(_object(await states.put(state_id, file, of_current_request())))
 
 

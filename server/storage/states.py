@@ -8,6 +8,7 @@ asyncio callers use a thread.
 from __future__ import annotations
 
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
@@ -18,31 +19,39 @@ from typing import TypeVar
 
 import msgspec
 
-from srm.errors import StoreError
+from srm.errors import UNDECODABLE, StoreError
 from srm.server.errors import Conflict, QuotaExceeded
 from srm.server.schema.sampling_fields import Metadata
 from srm.server.schema.states import StateId
-from srm.server.storage.database import translated
+from srm.server.storage.database import full, translated
 from srm.server.storage.records import Time
 
 ROW_BYTES = 512
 """Bytes that a state counts for besides its content."""
+_SPARE_BYTES = 16 * 1024**2
+"""Room on the disk that states leave: to delete takes some, too."""
 _SWEPT = 64
 """Most expired states that an addition deletes."""
 _VERSION = 1
+_PRAGMAS = {
+    "synchronous": "NORMAL",
+    "wal_autocheckpoint": 100,  # pages: on a full disk the log is room that is missing
+    "secure_delete": "ON",  # a state is its owner's prompt
+}
 _SCHEMA = f"""
 PRAGMA auto_vacuum = FULL;
 PRAGMA journal_mode = WAL;
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS states (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
+    id TEXT NOT NULL,
     owner TEXT NOT NULL,
     num_bytes INTEGER NOT NULL,
     expires_at INTEGER NOT NULL,
     record BLOB NOT NULL,
     token_ids BLOB NOT NULL,
-    state BLOB NOT NULL
+    state BLOB NOT NULL,
+    UNIQUE (owner, id)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS states_of_owner ON states (owner, seq);
 CREATE INDEX IF NOT EXISTS states_by_end ON states (expires_at);
@@ -132,8 +141,10 @@ class StateStore:
 
         def add(connection: sqlite3.Connection) -> StateRecord:
             self._sweep(connection, "LIMIT ?", _SWEPT)
-            if (there := self._get(connection, record.id)) is not None:
-                if (there.owner, there.digest) != (record.owner, record.digest):
+            if shutil.disk_usage(self._path.parent).free < _SPARE_BYTES:
+                raise full(self._path.parent)
+            if (there := self._get(connection, record.id, record.owner)) is not None:
+                if there.digest != record.digest:
                     raise Conflict(f"id {record.id!r} is that of another state", "state_id")
                 return there
             if max_bytes and self._used(connection, record.owner) + record.num_bytes > max_bytes:
@@ -144,7 +155,8 @@ class StateStore:
                         f"your states take {used} bytes, this one {record.num_bytes}, and "
                         f"max_state_bytes = {max_bytes}: delete some"
                     )
-            connection.execute("DELETE FROM states WHERE id = ?", (record.id,))  # it has expired
+            own = record.id, record.owner
+            connection.execute("DELETE FROM states WHERE id = ? AND owner = ?", own)  # expired
             connection.execute(
                 "INSERT INTO states (id, owner, num_bytes, expires_at, record, token_ids, state) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -161,12 +173,12 @@ class StateStore:
         """Return an owner's state; None if there is none. Raises StoreError for a damaged one."""
 
         def get(connection: sqlite3.Connection) -> tuple[StateRecord, StateContent] | None:
-            record = self._get(connection, id)
-            if record is None or record.owner != owner:
+            record = self._get(connection, id, owner)
+            if record is None:
                 return None
             content = StateContent(
                 *connection.execute(
-                    "SELECT token_ids, state FROM states WHERE id = ?", (id,)
+                    "SELECT token_ids, state FROM states WHERE id = ? AND owner = ?", (id, owner)
                 ).fetchone()
             )
             if content.digest(record.fingerprint, record.arithmetic) != record.digest:
@@ -192,7 +204,7 @@ class StateStore:
                 "ORDER BY seq DESC LIMIT ?",
                 (owner, before, int(self._clock()), limit),
             )
-            return [msgspec.json.decode(data, type=StateRecord) for (data,) in rows]
+            return [self._decoded(data) for (data,) in rows]
 
         return self._run(list_states, if_none=lambda: None if after else [])
 
@@ -209,15 +221,28 @@ class StateStore:
 
         return self._run(delete, is_writing=True, if_none=lambda: False)
 
+    def expire(self) -> None:
+        """Delete what has expired."""
+        self._run(
+            lambda connection: self._sweep(connection, "LIMIT ?", -1), True, if_none=lambda: None
+        )
+
     def bytes_of(self, owner: str) -> int:
         """Return the bytes that an owner's states count for."""
         return self._run(lambda connection: self._used(connection, owner), if_none=lambda: 0)
 
-    def _get(self, connection: sqlite3.Connection, id: str) -> StateRecord | None:
+    def _get(self, connection: sqlite3.Connection, id: str, owner: str) -> StateRecord | None:
         row = connection.execute(
-            "SELECT record FROM states WHERE id = ? AND expires_at > ?", (id, int(self._clock()))
+            "SELECT record FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
+            (id, owner, int(self._clock())),
         ).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=StateRecord)
+        return None if row is None else self._decoded(row[0])
+
+    def _decoded(self, data: bytes) -> StateRecord:
+        try:
+            return msgspec.json.decode(data, type=StateRecord)
+        except UNDECODABLE as error:
+            raise StoreError(f"a record in {self._path} is damaged: {error}") from None
 
     @staticmethod
     def _used(connection: sqlite3.Connection, owner: str) -> int:
@@ -269,7 +294,8 @@ class StateStore:
                 )
             if version == 0:
                 connection.executescript(_SCHEMA)
-            connection.execute("PRAGMA synchronous = NORMAL")
+            for name, value in _PRAGMAS.items():
+                connection.execute(f"PRAGMA {name} = {value}")
         except BaseException:
             connection.close()
             raise

@@ -463,6 +463,17 @@ def test_an_abort_of_one_that_may_end_early_keeps_its_tokens(trained: Server) ->
     assert all(choice["token_ids"] for choice in choices)
 
 
+def test_a_state_that_is_aborted_is_none(trained: Server) -> None:
+    with ThreadPoolExecutor() as pool:
+        tell(trained, "/pause")
+        asked = pool.submit(trained.http.post, "/v1/states", json={"prompt": IDS})
+        wait_until(lambda: trained.metric("srm_engine_waiting_sequences") == 1)
+        assert tell(trained, "/abort_requests") == {"aborted": 1}
+        assert "the state was not made" in error_of(asked.result(), 503)["message"]
+        tell(trained, "/resume")
+    assert trained.get("/v1/states").json()["data"] == []
+
+
 def test_all_are_aborted_with_what_waits(trained: Server) -> None:
     body = {"prompt": IDS, "max_tokens": 100, "ignore_eos": True, "n": 200,
             "return_token_ids": True}  # fmt: skip

@@ -166,6 +166,7 @@ def test_a_wrong_file_is_refused_by_name(server: Server) -> None:
         (file[:20], "file"),
         (b"{}" * 40, "file"),
         (damaged(file, len(file) - 1), "file"),
+        (save({str(i): np.zeros(0) for i in range(9)}), "file"),
         (with_(file, format="srm-state-2"), "file"),
         (with_(file, digest="0" * 32), "file"),
         (with_(file, state=state.astype(np.float64)), "state"),
@@ -178,6 +179,7 @@ def test_a_wrong_file_is_refused_by_name(server: Server) -> None:
         status = 409 if named in {"fingerprint", "arithmetic"} else 400
         assert error_of(put(server, UNKNOWN, wrong), status)["param"] == named
     assert "there can be no state 'x'" in error_of(put(server, "x", file), 404)["message"]
+    assert put(server, UNKNOWN, bytes(20_000)).status_code == 413
     assert server.get(f"{STATES}/{UNKNOWN}").status_code == 404
 
 

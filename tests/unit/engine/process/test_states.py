@@ -147,3 +147,14 @@ def test_an_aborted_request_for_a_state_leaves_nothing() -> None:
     engine.abort("a")
     assert not run(engine) and not engine.scheduler.prefixes.num_pinned
     assert len(state_of(engine, prompt)) == 4 * MODEL.state_width
+
+
+def test_weights_that_change_meanwhile_make_the_whole_state() -> None:
+    prompt = list(range(30))
+    engine = make()
+    engine.add(asked("a", prompt, params={"n": 1, "max_tokens": 0}, returns_state=True))
+    engine.step()  # some of it is fed
+    engine.load_weights(OTHER)
+    state = next(output.state for output in run(engine) if output.index == PROMPT)
+    other = Engine(MODEL, NumpyRunner(OTHER, 8), EngineConfig(num_slots=8), "tiny-1")
+    assert state == state_of(other, prompt)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.errors import StoreError
+from srm.errors import StoreError, StoreFull
 from srm.server.errors import Conflict, QuotaExceeded
 from srm.server.storage.states import ROW_BYTES, StateContent, StateRecord, StateStore, new_state_id
 
@@ -89,9 +91,10 @@ def test_the_same_again_changes_nothing_and_another_is_refused(made: Made) -> No
     _, content = made.store.get(record.id, "") or (record, StateContent(b"", b""))
     later = msgspec.structs.replace(record, expires_at=NOW + 90)
     assert made.store.add(later, content) == record
-    for other in ({"owner": "b"}, {"digest": "0"}):
-        with pytest.raises(Conflict, match="another state"):
-            made.store.add(msgspec.structs.replace(record, **other), content)
+    with pytest.raises(Conflict, match="another state"):
+        made.store.add(msgspec.structs.replace(record, digest="0"), content)
+    of_another = msgspec.structs.replace(record, owner="b")  # whose ids are their own
+    assert made.store.add(of_another, content) == of_another
     made.clock.now += 60
     assert made.store.add(later, content) == later  # the first one has expired
 
@@ -132,6 +135,14 @@ def test_a_quota_counts_what_has_not_expired(
         assert listed[::-1] == [record for record in alive if record.owner == owner]
 
 
+def test_what_has_expired_leaves_the_disk(made: Made) -> None:
+    for _ in range(200):
+        made.add(size=9_000, ttl_s=5)
+    made.clock.now += 5
+    made.store.expire()
+    assert made.store.bytes_of("") == 0
+
+
 def test_what_is_deleted_gives_its_room_back(made: Made) -> None:
     path = made.folder / "states.sqlite3"
     ids = [made.add(size=20_000).id for _ in range(100)]
@@ -151,6 +162,16 @@ def test_many_writers_lose_nothing(made: Made) -> None:
     assert made.store.bytes_of("") == 200 * (48 + ROW_BYTES)
 
 
+def test_a_full_disk_refuses_more_and_lets_delete(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = made.add()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=15 * 1024**2))
+    with pytest.raises(StoreFull, match="no space is left"):
+        made.add()
+    assert made.store.delete(record.id, "")
+
+
 def test_damage_is_said_and_nothing_else_is_lost(made: Made) -> None:
     record, other = made.add(), made.add()
     made.store.close()
@@ -160,6 +181,12 @@ def test_damage_is_said_and_nothing_else_is_lost(made: Made) -> None:
     with pytest.raises(StoreError, match=f"state {record.id} is damaged in .*: delete it"):
         made.store.get(record.id, "")
     assert made.store.get(other.id, "") and made.store.delete(record.id, "")
+    made.store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE states SET record = ?", (b"{",))
+    with pytest.raises(StoreError, match=r"a record in .* is damaged"):
+        made.store.list("", 9)
+    assert made.store.delete(other.id, "")
     made.store.close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 2")
