@@ -48,7 +48,7 @@ MOST = {
     "lines: product": 76_900,
     "lines: research and deploy": 14_980,
     "lines: tests": 75_400,
-    "words by hand": 47_520,
+    "words by hand": 47_550,
     "entries at the top": 28,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
