@@ -14,6 +14,7 @@ from srm.server.routes.app import OPERATIONS
 from srm.server.schema.openapi import Operation
 from tests.attack.hostile import hostile_constraint
 
+STATE = f"state_{'0' * 32}"
 LARGE = '"' + "x" * 5000 + '"'
 EXTREMES = (
     *("0", "-0", "1", "-1", "0.1", "0.5", "2147483647", "2147483648", "9007199254740993"),
@@ -40,6 +41,13 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"prompt": "the cat", "max_tokens": 30, "n": 1000, "ignore_eos": True},
         {"prompt": "the", "structured_outputs": {"regex": "[a-c]{1,9}"}, "n": 40},
         {"prompt": "the", "verify": {"match": "a"}, "until": {"score": 1, "count": 2}, "n": 40},
+        {"prompt": "the cat", "n": 9, "save_state": True, "ignore_eos": True},
+        {"state": STATE, "prompt": "sat"},
+    ),
+    "StateRequest": (
+        {"prompt": "the cat"},
+        {"prompt": [9, 21], "ttl_s": 1, "metadata": {"a": "b"}},
+        {"state": STATE, "prompt": "sat", "refeed": True},
     ),
     "ChatRequest": (
         {"messages": MESSAGES, "max_tokens": 9},
@@ -124,8 +132,9 @@ def random_call(rng: random.Random, folders: list[str]) -> Call:
     """
     operation = rng.choice(OPERATIONS)
     path = operation.path
-    for name in ("file_id", "batch_id", "name"):
+    for name in ("file_id", "batch_id", "state_id", "name"):
         given = ["tiny"] if name == "name" and rng.random() < 0.8 else ["x", "%00", "a" * 900]
+        given += [STATE] if name == "state_id" else []
         path = path.replace("{" + name + "}", rng.choice(given))
     if operation.query is not None and rng.random() < 0.7:
         names = [field.encode_name for field in msgspec.structs.fields(operation.query)]
@@ -136,6 +145,8 @@ def random_call(rng: random.Random, folders: list[str]) -> Call:
     if operation.form is not None:
         return Call(operation.method, operation.path, path, *_form(rng))
     body = b"" if operation.body is None else _body(rng, operation, folders)
+    if operation.method == "PUT":
+        body = rng.randbytes(rng.randint(0, 9_000))
     kind = "application/json" if rng.random() < 0.95 else rng.choice(["text/plain", "x", ""])
     return Call(operation.method, operation.path, path, body, kind)
 
