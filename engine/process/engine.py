@@ -364,6 +364,7 @@ class Engine:
         for group, slot in zip(groups, slots.tolist(), strict=True):
             self._returned += self.scheduler.return_state(group, states[slot])
         metrics.REQUESTS.labels("finished").inc(len(groups))
+        self._publish()  # there may be no further step to do it
 
     def _take_returned(self) -> list[Output]:
         returned, self._returned = self._returned, []

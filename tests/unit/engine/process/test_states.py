@@ -14,6 +14,7 @@ from srm.engine.config import EngineConfig
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.errors import InvalidRequest
+from tests.kit.engines.making import sample_value
 from tests.kit.engines.numpy_runner import NumpyRunner, tiny_weights
 
 WEIGHTS, OTHER = tiny_weights(), tiny_weights(seed=1)
@@ -102,9 +103,11 @@ def test_scores_of_a_prompt_are_the_same_from_a_state() -> None:
 
 
 def test_the_state_of_one_token_is_empty_and_that_of_more_a_row() -> None:
-    engine = make()
+    engine, counted = make(), sample_value("srm_engine_request_params_n_count")
     assert state_of(engine, [3]) == b""
     assert len(state_of(engine, [3, 4])) == 4 * MODEL.state_width
+    # There may be no further step to publish them.
+    assert sample_value("srm_engine_request_params_n_count") == counted + 2
 
 
 def test_a_state_of_other_weights_is_not_used() -> None:
