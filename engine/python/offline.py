@@ -131,6 +131,8 @@ class Engine:
             raise InvalidRequest(
                 f"params must be one or as many as prompts: {len(given)}; got {len(each)}", "params"
             )
+        if not isinstance(until, Until | None):
+            raise InvalidRequest(f"until must be an Until, got {show_value(until)}", "until")
         steps, completions = self._open(), [list[Completion]() for _ in given]
         total, before = sum(params.n for params in each), steps.scheduler.latencies.num_sampled
         selection, num_chosen = (Selection(until, each) if until else None), 0
@@ -362,7 +364,10 @@ def _counted(each: Iterable[SamplingParams], steps: SteppedEngine) -> Iterator[S
 def _begun(state: State | None, steps: SteppedEngine) -> dict[str, Any]:
     if state is None:
         return {}
-    return {"before": state.token_ids, **state.request_fields(steps.status())}
+    if not isinstance(state, State):
+        raise InvalidRequest(f"state must be a State, got {show_value(state)}", "state")
+    before = np.asarray(state.token_ids, np.int32)
+    return {"before": before, **state.request_fields(steps.status())}
 
 
 def _streamed(params: SamplingParams) -> SamplingParams:

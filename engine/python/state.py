@@ -15,7 +15,7 @@ from srm.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """What the model remembers of `token_ids`: it stands after all of them but the last."""
+    """The model's state after all of `token_ids` but the last, which is fed by what goes on."""
 
     token_ids: I32
     """i32[tokens], read-only."""
@@ -36,9 +36,9 @@ class State:
                 f"engine has {own[0]} in {own[1]}: give its token_ids as a prompt",
                 "state",
             )
-        values = np.asarray(self.values, "<f4").tobytes()
-        if not values:
+        if len(self.token_ids) == 1:
             return {}
+        values = np.asarray(self.values, "<f4").tobytes()
         return {
             "state": values,
             "state_length": len(self.token_ids) - 1,

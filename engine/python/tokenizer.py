@@ -23,8 +23,8 @@ class FolderTokenizer:
 
     def encode(self, texts: list[str], adds_special: bool = True) -> list[I32]:
         """Return i32[tokens] of each text, with what the tokenizer adds around a prompt if
-        `adds_special`. Raises
-        InvalidRequest where there is no tokenizer, CheckpointError where it is none."""
+        `adds_special`. Raises InvalidRequest where there is no tokenizer, CheckpointError where it
+        is none."""
         return [np.array(ids, np.int32) for ids in self._load().encode(texts, adds_special)]
 
     @property

@@ -54,7 +54,7 @@ class Admission:
     prefill: Prefill = field(init=False)
     refeed: Refeed = field(init=False)
     prepared: list[SequenceGroup] = field(default_factory=list)
-    """Groups that want nothing but the state of their prompt, which the next step's end has."""
+    """Groups that want the state of their prompt alone. It is there after the next step."""
     is_held: bool = False  # only what is parked gets slots
     _yielding: SequenceGroup | None = None  # gives up its prefix when none of its rows needs it
     _waiting_at: Counter[int] = field(default_factory=Counter)  # of num_waiting, by priority

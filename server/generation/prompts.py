@@ -26,7 +26,7 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class GivenState:
-    """What a request goes on from."""
+    """The state of the first tokens of a request's prompt."""
 
     digest: str
     """Checksum of the rest."""

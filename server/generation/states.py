@@ -48,7 +48,7 @@ _AT_ONCE = 8
 """Most states of one request that are being made."""
 FORMAT = "srm-state-1"
 _ABOUT = ("fingerprint", "arithmetic", "digest")
-"""What a file says of the state that is in it."""
+"""Fields of a StateRecord that a file has."""
 _HEADER = struct.Struct("<Q")
 _MOST_HEADER = 4_096
 """Most bytes of a file that are neither the state nor tokens."""

@@ -156,16 +156,7 @@ class Database:
 
     def _transact(self, work: Work[[], T], is_writing: bool) -> T:
         try:
-            connection = self._opened()
-            connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            return result
+            return transact(self._opened(), work, is_writing)
         except UnicodeDecodeError as error:
             raise DamagedDatabase(f"text in it is none: {error}") from None
         except sqlite3.DatabaseError as error:
@@ -261,6 +252,19 @@ class Database:
             yield
         finally:
             os.close(file)
+
+
+def transact(connection: sqlite3.Connection, work: Work[[], T], is_writing: bool) -> T:
+    """Return the result of `work`: all that it did is in the database, or none of it."""
+    connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+    try:
+        result = work(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result
 
 
 def _check_format(path: Path) -> None:

@@ -23,7 +23,7 @@ from srm.errors import UNDECODABLE, StoreError
 from srm.server.errors import Conflict, QuotaExceeded
 from srm.server.schema.sampling_fields import Metadata
 from srm.server.schema.states import StateId
-from srm.server.storage.database import full, translated
+from srm.server.storage.database import full, transact, translated
 from srm.server.storage.records import Time
 
 ROW_BYTES = 512
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a state, besides its content. Times are Unix seconds."""
+    """A state without its content. Times are Unix seconds."""
 
     id: StateId
     owner: str = ""
@@ -268,16 +268,7 @@ class StateStore:
                 if if_none is not None and not self._path.exists():
                     return if_none()
                 self._connection = self._opened()
-            connection = self._connection
-            connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            return result
+            return transact(self._connection, work, is_writing)
 
     def _opened(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

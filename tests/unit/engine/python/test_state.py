@@ -54,6 +54,7 @@ def test_a_changed_state_changes_no_other_prompt(text_model: Path) -> None:
         ({"fingerprint": "x"}, "state was made by weights x in cpu float32, and this engine has"),
         ({"arithmetic": "gpu"}, "state was made by weights .* in gpu, and this engine has"),
         ({"values": np.zeros(3, np.float32)}, "state must have [0-9]+ bytes, got 12"),
+        ({"values": np.zeros(0, np.float32)}, "state must have [0-9]+ bytes, got 0"),
     ],
 )
 def test_a_wrong_state_is_refused(text_model: Path, changes: Any, message: str) -> None:
@@ -64,3 +65,17 @@ def test_a_wrong_state_is_refused(text_model: Path, changes: Any, message: str) 
         with pytest.raises(ContextTooLong):
             llm.state([3] * 200)
         assert llm.generate([HEAD], PARAMS)
+
+
+def test_what_is_no_state_or_until_is_refused_and_lists_are_taken(text_model: Path) -> None:
+    with make(text_model)[0] as llm:
+        wrong: Any = {"state": "abc", "until": len}
+        for name, value in wrong.items():
+            with pytest.raises(InvalidRequest, match=f"^{name} must be an? {name.title()}, got"):
+                llm.generate([REST], PARAMS, **{name: value})
+        state: Any = llm.state(HEAD)
+        listed = replace(state, token_ids=state.token_ids.tolist(), values=state.values.tolist())
+        (same,), (expected,) = (
+            llm.generate([REST], PARAMS, state=given) for given in (listed, state)
+        )
+        assert tokens(same.completions) == tokens(expected.completions)
