@@ -197,6 +197,9 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     returns_state: bool = False
     """Send the state after all tokens of the prompt but the last, as an Output of index PROMPT, and
     sample nothing: n must be 1 and `max_tokens` 0."""
+    keeps_ends: bool = False
+    """Keep the state after all tokens but the last of each completion that ends by its length or at
+    one of `stop_token_ids`, as those of prompts are kept: what goes on from it feeds one token."""
     first_wave: int | None = None
     """So many completions, the first ones, may start until a StartSamples lets more start: for who
     may soon want no more of them. None: all start as soon as there are slots."""

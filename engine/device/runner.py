@@ -135,13 +135,14 @@ class ModelRunner:
             initializer=None if on_gpu else let_timers_be_late,
         )
         self._enqueued: Future[EnqueuedStep]  # the last step that the thread got
+        self._copied = self._thread.submit(lambda: None)  # the last copy of slots
 
     def launch(self, batch: Batch) -> LaunchedStep | LaunchedGpuStep | EnqueuedStep:
         steps = self._gpu_steps
         if steps is None:
             return LaunchedStep(self._thread.submit(self._run, batch))
         if steps.is_captured(self._model, batch):
-            wait([self._enqueued])  # which stands before this one on the device
+            wait([self._enqueued, self._copied])  # which stand before this one on the device
             return steps.enqueue(self._model, batch)
         self._enqueued = self._thread.submit(steps.enqueue, self._model, batch)
         return LaunchedGpuStep(self._thread, self._enqueued)
@@ -156,6 +157,10 @@ class ModelRunner:
 
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         self._thread.submit(self._pool.write, slots, states).result()
+
+    def copy_slots(self, read: I64, write: I64) -> None:
+        self._copied.result()
+        self._copied = self._thread.submit(lambda: self._pool.write(write, self._pool.read(read)))
 
     def bind_weights(self, weights: Weights) -> Model | dict[str, Buffer]:
         """Pack these weights, of the compiled shape, in memory beside those in use, and on a CPU

@@ -377,6 +377,9 @@ class Engine:
         now = self.scheduler.latencies.now = time.monotonic()
         requests = self.scheduler.num_requests
         outputs = self.scheduler.complete(step.batch, result)
+        read, write = self.scheduler.take_copies()
+        if len(read):
+            self.runner.copy_slots(read, write)
         self.num_steps += 1
         if finished := requests - self.scheduler.num_requests:
             metrics.REQUESTS.labels("finished").inc(finished)

@@ -102,6 +102,7 @@ class TorchRunner:
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="step", initializer=partial(select_gpu, self.device)
         )
+        self._copied = self._thread.submit(lambda: None)  # the last copy of slots
 
     def launch(self, batch: Batch) -> TorchStep:
         return TorchStep(self._thread.submit(self._run, batch))
@@ -111,6 +112,10 @@ class TorchRunner:
 
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         self._thread.submit(self._write, slots, states).result()
+
+    def copy_slots(self, read: I64, write: I64) -> None:
+        self._copied.result()
+        self._copied = self._thread.submit(lambda: self._write(write, self._read(read)))
 
     def bind_weights(self, weights: Weights) -> dict[str, Tensor]:
         """Make tensors of them on the host, beside those in use."""

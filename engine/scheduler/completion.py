@@ -241,13 +241,20 @@ class StepCompletion:
         self._table = admission.table
         self._stop_sets = admission.stop_sets
         self._latencies = admission.latencies
-        self._registry = registry
+        self._registry, self._prefixes = registry, admission.prefixes
         self._tokens: list[StepTokens] = []
+        self._copies: list[tuple[int, int]] = []
 
     def take_tokens(self) -> list[StepTokens]:
         """Take the Tokens of the steps since the last call, step by step."""
         tokens, self._tokens = self._tokens, []
         return tokens
+
+    def take_copies(self) -> tuple[I64, I64]:
+        """Take the slots whose states are kept, and the slots that are to have them."""
+        copies, self._copies = self._copies, []
+        slots = np.array(copies, np.int64).reshape(-1, 2)
+        return slots[:, 0], slots[:, 1]
 
     def complete(self, batch: Batch, result: StepResult) -> list[Output]:
         """See `Scheduler.complete`."""
@@ -271,6 +278,8 @@ class StepCompletion:
         ended = rows.select(is_end)
         lengths = ended.positions - table.first_position[ended.slots] + (reasons[is_end] != ERROR)
         self._latencies.end(ended.slots, table.first_id[ended.slots], lengths)
+        if table.num_keeping and table.keeps_end[ended.slots].any():
+            self._keep_ends(ended, reasons[is_end])
         in_outputs = (is_end | (emit != FINAL)) & (emit != TOKENS)
         own, unreported = rows.select(in_outputs), registry.unreported
         outputs = make_outputs(
@@ -287,6 +296,29 @@ class StepCompletion:
             self._tokens.append(step)
         table.free(ended.slots)
         return prompt_outputs + outputs
+
+    def _keep_ends(self, rows: SampledRows, reasons: I64) -> None:
+        """Keep the states of those of these ended sequences that something may go on from."""
+        table, prefixes = self._table, self._prefixes
+        keeps = table.keeps_end[rows.slots] & (reasons != ERROR)
+        keeps &= ~table.switches.have_met(table.sequence_id[rows.slots])  # of several weights
+        rows, reasons = rows.select(keeps), reasons[keeps]
+        for slot, position, token, reason in zip(
+            *(rows.slots.tolist(), rows.positions.tolist(), rows.token_ids.tolist(), reasons),
+            strict=True,
+        ):
+            group = self._registry.by_first_id[int(table.first_id[slot])]
+            if reason == STOP and token not in group.request.params.stop_token_ids:
+                continue  # the text is complete
+            sampled = table.output_tokens.read(slot, len(group.prompt) - 1, position)
+            tokens = np.concatenate([group.prompt, np.frombuffer(sampled, "<i4")])
+            salt = group.request.salt
+            if not prefixes.keep or prefixes.find(tokens, salt).length == len(tokens):
+                continue
+            if (prefix := prefixes.claim(tokens, group.order, salt)) is not None:
+                prefixes.finish(prefix)
+                prefixes.release(prefix)
+                self._copies.append((slot, prefix.slot))
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
         """Return prompts' scores; end requests that want no more or whose scores are not finite."""

@@ -367,6 +367,10 @@ class Scheduler:
         """Take the Tokens of the steps since the last call, step by step."""
         return self._completion.take_tokens()
 
+    def take_copies(self) -> tuple[I64, I64]:
+        """Take the slots whose states are to be copied before the next step, and where to."""
+        return self._completion.take_copies()
+
     def schedule(self) -> Batch | None:
         """The next step's batch, or None when there is nothing to feed. The tables advance before
         the device has run: the step after can be scheduled at once."""

@@ -117,6 +117,10 @@ class SlotTable:
         self.is_masked = np.zeros(num_slots, np.bool_)  # bool: a grammar says what it may sample
         self.edits: dict[int, EditPlan] = {}  # by slot, where edited or masked
         self.num_masked = 0  # owned slots of which one does
+        self.keeps_end = np.zeros(num_slots, np.bool_)  # bool: its last state is kept
+        self.num_keeping = 0  # owned slots of which it is
+        self.waits = np.zeros(num_slots, np.bool_)  # bool: has no next row until its last is known
+        self.num_in_wait = 0  # owned slots of which that is so
         self.matchers = Matchers()
         self.tables = Tables()
         # What it has sampled, by the position of the row that sampled it.
@@ -212,6 +216,13 @@ class SlotTable:
             if group.edits.grammar is not None:
                 self.is_masked[at] = True
                 self.num_masked += count
+        if group.request.keeps_ends:
+            self.keeps_end[at] = True
+            self.num_keeping += count
+        # A state that is kept may not have been fed the token that ends its sequence.
+        if self.is_masked[slots[0]] or (group.request.keeps_ends and params.stop_token_ids):
+            self.waits[at] = True
+            self.num_in_wait += count
         if params.logprobs is not None and self.output_logprobs is None:
             self.output_logprobs = History(self.num_slots, self.n_ctx, np.float32)
         return slots
@@ -246,6 +257,12 @@ class SlotTable:
             self.num_masked -= len(masked)
             self.matchers.forget(masked.tolist())
             self.is_masked[masked] = False
+        if self.num_keeping:
+            self.num_keeping -= int(np.count_nonzero(self.keeps_end[slots]))
+            self.keeps_end[slots] = False
+        if self.num_in_wait:
+            self.num_in_wait -= int(np.count_nonzero(self.waits[slots]))
+            self.waits[slots] = False
         self.num_logprobs[slots] = NO_LOGPROBS
         self.sequence_id[slots] = self.first_id[slots] = FREE
         self.is_running[slots] = False
@@ -254,16 +271,16 @@ class SlotTable:
 
     def advance(self, slots: I64, positions: I32, ends: Bool) -> None:
         """Advance slots, whose decode rows at these positions are in a batch. One that a grammar
-        masks has no next row until it is known what this one samples."""
+        masks, say, has no next row until it is known what this one samples."""
         self.position[slots] = positions + 1
         self.is_running[slots[ends]] = False
-        if self.num_masked:
-            self.is_running[slots[self.is_masked[slots]]] = False
+        if self.num_in_wait:
+            self.is_running[slots[self.waits[slots]]] = False
 
     def record(self, slots: I64, positions: I32, tokens: I32, logprobs: F32) -> None:
         """Store what the slots' rows at these positions sampled."""
-        if self.num_masked:
-            goes_on = self.is_masked[slots] & (positions < self.last_position[slots])
+        if self.num_in_wait:
+            goes_on = self.waits[slots] & (positions < self.last_position[slots])
             self.is_running[slots[goes_on]] = True
         self.output_tokens.put(slots, positions, tokens)
         if self.output_logprobs is not None:

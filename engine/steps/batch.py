@@ -298,6 +298,11 @@ class Runner(Protocol):
         """Put these states into these slots, after all steps launched and before the next one."""
         ...
 
+    def copy_slots(self, read: I64, write: I64) -> None:
+        """Copy the states of slots `read` into slots `write`, after all steps launched and before
+        the next one, and return at once. What fails is raised by the next copy."""
+        ...
+
     def bind_weights(self, weights: Any) -> Any:
         """Return these `Weights`, of the same configuration, as `use_weights` takes them. For any
         thread, while steps are under way."""

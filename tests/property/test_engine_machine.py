@@ -89,6 +89,10 @@ class RecordingRunner(NumpyRunner):
             EngineMachine.reached["began from a given state"] += 1
         super().write_slots(slots, states)
 
+    def copy_slots(self, read: I64, write: I64) -> None:
+        EngineMachine.reached["kept the end of a sample"] += 1
+        super().copy_slots(read, write)
+
     def run_batch(self, batch: Batch) -> StepResult:
         result = super().run_batch(batch)
         # All but the state of an automaton, which the device moves.
@@ -143,13 +147,26 @@ class EngineMachine(RuleBasedStateMachine):
         self.open()
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
+        self.longer: set[str] = set()  # requests that go on from samples of others
         self.stopped: set[tuple[str, int]] = set()
         self.cached: dict[int, int] = {}
         self.received: defaultdict[tuple[str, int], list[Output]] = defaultdict(list)
 
-    @rule(request=requests, given_tokens=st.just(0) | st.integers(1, 60), wants_state=rarely)
-    def add(self, request: Request, given_tokens: int = 0, wants_state: bool = False) -> None:
+    @rule(
+        request=requests,
+        given_tokens=st.just(0) | st.integers(1, 60),
+        wants_state=rarely,
+        keeps_ends=st.booleans(),
+    )
+    def add(
+        self,
+        request: Request,
+        given_tokens: int = 0,
+        wants_state: bool = False,
+        keeps_ends: bool = False,
+    ) -> None:
         self.count += 1
+        request = replace(request, keeps_ends=keeps_ends)
         if wants_state:
             params = SamplingParams(max_tokens=0)
             request = Request("", request.prompt_token_ids, params, returns_state=True)
@@ -193,6 +210,24 @@ class EngineMachine(RuleBasedStateMachine):
             emit = data.draw(st.sampled_from(EMITS[1:]))
             few = of_prompt(like, prompt, max_tokens=4, n=n, prompt_logprobs=None)
             self.add(replace(few, priority=priority, emit=emit))
+
+    @precondition(lambda self: self.ended())
+    @rule(data=st.data(), like=requests)
+    def go_on(self, data: st.DataObject, like: Request) -> None:
+        """Another request begins with what a sample has."""
+        name, index = data.draw(st.sampled_from(self.ended()))
+        sampled = join(self.received[name, index]).token_ids
+        whole = np.frombuffer(self.requests[name].prompt_token_ids + sampled, "<i4").tolist()
+        self.longer.add(str(self.count + 1))
+        self.add(of_prompt(like, whole[: TINY.n_ctx], prompt_logprobs=None), keeps_ends=True)
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Samples that have all their tokens."""
+        return sorted(
+            key
+            for key, outputs in self.received.items()
+            if key[1] != PROMPT and outputs[-1].finish_reason in ("stop", "length")
+        )
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -462,7 +497,10 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(entries[index].versions) in {0, len(entries[index].token_ids)}
             whose = {"cached_tokens": 0, "first_version": 0, "versions": b""}
             assert replace(entries[index], **whose) == output
-            assert entries[index].cached_tokens < len(request.prompt_token_ids) // 4 or index < 0
+            num_left = len(request.prompt_token_ids) // 4 - entries[index].cached_tokens
+            assert num_left > 0 or index < 0
+            is_fed_alone = num_left == 1 and request.id in self.longer
+            self.reached["went on from the end of a sample"] += is_fed_alone
             if request.params.prompt_logprobs is not None:
                 assert entries[index].cached_tokens < first_scored(request)
         if PROMPT in entries and len(entries) > 1 and not request.returns_state:
@@ -498,6 +536,8 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-typ
             "stopped behind others that were parked",
             "was held back",
             "began from a given state",
+            "kept the end of a sample",
+            "went on from the end of a sample",
         }
 
 

@@ -61,6 +61,9 @@ class InstantRunner:
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         """Do nothing: it has no states."""
 
+    def copy_slots(self, read: I64, write: I64) -> None:
+        """Do nothing: it has no states."""
+
     def bind_weights(self, weights: Weights) -> Weights:
         """Return them as they are: it has no weights."""
         return weights

@@ -204,6 +204,9 @@ class LateRunner(NumpyRunner):
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         self._thread.submit(self._in_order(super().write_slots), slots, states).result()
 
+    def copy_slots(self, read: I64, write: I64) -> None:
+        self._thread.submit(self._in_order(super().copy_slots), read, write).result()
+
     def _in_order(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def after_all(*arguments: Any) -> Any:
             self.late.synchronize()

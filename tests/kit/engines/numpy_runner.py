@@ -86,6 +86,10 @@ class NumpyRunner:
         self._run_all()
         self._states[slots], self._last_token[slots] = states.states, states.last_tokens
 
+    def copy_slots(self, read: I64, write: I64) -> None:
+        self._run_all()
+        self._states[write], self._last_token[write] = self._states[read], self._last_token[read]
+
     def bind_weights(self, weights: Weights) -> Weights:
         assert weights.config == self._weights.config
         return weights
