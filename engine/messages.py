@@ -48,7 +48,7 @@ PROMPT = -1  # index of the Outputs that are about the prompt and not about a co
 _Made = TypeVar("_Made")
 
 
-class _Spelled(msgspec.StructMeta):
+class Spelled(msgspec.StructMeta):
     """Metaclass of structs that users make: refuses an unknown argument with the nearest field.
     Returning the class's own type is what has pyright check the fields."""
 
@@ -62,7 +62,7 @@ class _Spelled(msgspec.StructMeta):
 
 class SamplingParams(
     msgspec.Struct,
-    metaclass=_Spelled,
+    metaclass=Spelled,
     frozen=True,
     forbid_unknown_fields=True,
     omit_defaults=True,

@@ -14,6 +14,8 @@ _HOMES = {
     "SamplingParams": "srm.engine.messages",
     "State": "srm.engine.python.state",
     "Until": "srm.engine.python.until",
+    "Tree": "srm.engine.tree_search",
+    "TreeNode": "srm.engine.python.tree",
     "GenerateProgress": "srm.engine.python.offline",
     "Completion": "srm.engine.python.request_output",
     "CompletionPart": "srm.engine.python.request_output",

@@ -22,21 +22,23 @@ from collections.abc import (
 from contextlib import aclosing, closing, contextmanager
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
 
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import make_runner
-from srm.engine.messages import PROMPT, SamplingParams, count_alternatives
+from srm.engine.messages import PROMPT, Output, SamplingParams, count_alternatives
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn, naming
 from srm.engine.python.request_output import Completion, CompletionPart, Generated
 from srm.engine.python.state import State
 from srm.engine.python.token_streams import TokenStreams
 from srm.engine.python.tokenizer import FolderTokenizer
+from srm.engine.python.tree import Score, TreeNode, check_params, grow
 from srm.engine.python.until import Selection, Until
+from srm.engine.tree_search import Tree, TreeSearch
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.errors import (
     UNDECODABLE,
@@ -51,6 +53,7 @@ from srm.progress import count_seconds, show_progress
 from srm.settings import build_struct
 
 _DEFAULTS = SamplingParams()
+_Given = TypeVar("_Given", bound=msgspec.Struct)
 _encode = msgspec.msgpack.Encoder().encode
 _OF_THE_PROCESS = (
     *("drain_s", "request_timeout_s", "step_timeout_s", "log_level", "log_format"),
@@ -179,6 +182,37 @@ class Engine:
             arithmetic=status.arithmetic,
         )
 
+    def tree(
+        self,
+        prompt: Prompt,
+        tree: Tree,
+        params: SamplingParams = _DEFAULTS,
+        *,
+        score: Score | None = None,
+        state: State | None = None,
+    ) -> list[TreeNode]:
+        """Grow a tree of what may follow a prompt, which follows the tokens of `state`; return its
+        nodes in the order in which they came.
+
+        `params` say how nodes are sampled; `tree` says how many and how long. Nodes of the highest
+        `score`, called once with each, are expanded first; by default it is their log-probability.
+        The same tree, prompt, parameters and scores make the same nodes. Raises RequestError.
+        """
+        steps = self._open()
+        if not isinstance(tree, Tree):
+            raise InvalidRequest(f"tree must be a Tree, got {show_value(tree)}", "tree")
+        (checked,) = _checked(params, 1)
+        asked = iter([(prompt, check_params(checked))])
+        (pending,) = in_turn(asked, self._tokenizer, **_begun(state, steps))
+        search = TreeSearch(_typed(tree, "tree."), steps.model, pending.request)
+        with naming(pending):
+            steps.scheduler.check(search.request(search.root, ""))
+        self._is_busy = True
+        try:
+            return grow(search, steps, self._step_uninterrupted, self._tokenizer.decode, score)
+        finally:
+            self._end_all(steps)
+
     def stream(
         self,
         prompts: Iterable[Prompt],
@@ -262,9 +296,7 @@ class Engine:
                 while upcoming is not None and self._add(steps, upcoming, most, selection):
                     running[upcoming.request.id] = upcoming
                     upcoming = next(asked, None)
-                with _uninterrupted():
-                    outputs = self._step()
-                for output in outputs:
+                for output in self._step_uninterrupted():
                     pending = running.get(output.id)  # none: all that it needs has ended before
                     if pending is None or (made := pending.add_output(output, decode)) is None:
                         continue
@@ -276,12 +308,20 @@ class Engine:
                     selection.choose_samples(steps)
                 after_step()
         finally:
-            self._is_busy = False  # whatever a broken device does below
-            with _uninterrupted():
-                for request_id in steps.scheduler.request_ids():
-                    steps.abort(request_id)
-                while steps.has_work:
-                    steps.step()
+            self._end_all(steps)
+
+    def _step_uninterrupted(self) -> list[Output]:
+        with _uninterrupted():
+            return self._step()
+
+    def _end_all(self, steps: SteppedEngine) -> None:
+        """End what runs, so that the next call has the engine for itself."""
+        self._is_busy = False  # whatever a broken device does below
+        with _uninterrupted():
+            for request_id in steps.scheduler.request_ids():
+                steps.abort(request_id)
+            while steps.has_work:
+                steps.step()
 
     def _add(
         self,
@@ -309,7 +349,7 @@ def _checked(
 ) -> Iterator[SamplingParams]:
     """Yield parameters of each prompt, `count` if given. Raises InvalidRequest for other types."""
     if isinstance(params, SamplingParams):
-        known = _typed(params, 0)
+        known = _typed(params, "prompt 0: ")
         yield from repeat(known) if count is None else repeat(known, count)
         return
     # A dict's keys are none, but it is the dict that is wrong.
@@ -320,15 +360,15 @@ def _checked(
                 f"params must be SamplingParams, or one for each prompt; got {type(each).__name__}",
                 "params",
             )
-        yield _typed(each, number)
+        yield _typed(each, f"prompt {number}: ")
 
 
-def _typed(params: SamplingParams, number: int) -> SamplingParams:
-    """Return the parameters as their types are declared, which Python does not check: numpy's
-    numbers and lists are taken as meant. Raises InvalidRequest, which names prompt and field."""
+def _typed(given: _Given, where: str) -> _Given:
+    """Return a struct with fields of the declared types, which Python does not check: numpy's
+    numbers and lists are taken as meant. Raises InvalidRequest, which names place and field."""
     fields = {}
-    for field in msgspec.structs.fields(SamplingParams):
-        value = getattr(params, field.name)
+    for field in msgspec.structs.fields(type(given)):
+        value = getattr(given, field.name)
         try:
             fields[field.name] = msgspec.convert(_plain(value), field.type)
             _encode(fields[field.name])  # what is beyond 64 bits cannot be sent
@@ -336,10 +376,10 @@ def _typed(params: SamplingParams, number: int) -> SamplingParams:
             fault = in_words(error, field.name).partition("; got ")[0]
             if isinstance(error, OverflowError):
                 fault = f"{field.name} must be within 64 bits"
-            raise InvalidRequest(
-                f"prompt {number}: {fault}; got {show_value(value)}", field.name
-            ) from None
-    return SamplingParams(**fields)
+            elif get_origin(field.type) is Literal:
+                fault = f"{field.name} must be {' or '.join(get_args(field.type))}"
+            raise InvalidRequest(f"{where}{fault}; got {show_value(value)}", field.name) from None
+    return type(given)(**fields)
 
 
 def _plain(value: Any) -> Any:
