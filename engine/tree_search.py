@@ -39,7 +39,7 @@ class Tree(
     """What these are: samples, or the likeliest next tokens."""
     node_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
     """Most tokens of a node; 1 of likeliest tokens."""
-    depth: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16
+    depth: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 4
     """Most nodes on a path from the prompt to a leaf."""
     width: Annotated[int, Meta(ge=1, le=MAX_NODES)] | None = None
     """Most nodes that a round expands, the best ones; by default all."""
@@ -49,7 +49,7 @@ class Tree(
     """No round begins once so many tokens have been computed."""
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that do not go together, and for a tree without bound."""
+        """Raise InvalidRequest for fields that do not go together, and for too large a tree."""
         if self.candidates == "likeliest" and self.node_tokens != 1:
             raise _refusal("node_tokens", "1 with candidates = likeliest", self.node_tokens)
         if self.search == "best_first" and (self.width is None or self.budget is None):
@@ -57,9 +57,12 @@ class Tree(
             raise _refusal(missing, "given with search = best_first", None)
         if self.budget is not None and self.width is None:
             raise _refusal("width", "given with a budget", None)
-        if (most := self._most_nodes()) > MAX_NODES:
-            message = f"tree may have {MAX_NODES} nodes, and this one could have {most}"
-            raise InvalidRequest(f"{message}: lower branching, depth, width or budget", "tree")
+        if self._most_nodes() > MAX_NODES:
+            raise InvalidRequest(
+                f"tree could have more than {MAX_NODES} nodes: lower branching, depth, width or "
+                "budget",
+                "tree",
+            )
 
     def _most_nodes(self) -> int:
         """Most nodes that the tree may have, counted until they are more than MAX_NODES."""
@@ -103,15 +106,26 @@ class Node:
     """Text from the prompt on, for whoever wants it."""
     score: float = 0.0
     """Nodes with the highest are expanded first."""
+    tie: float = 0.0
+    """Of those with equal scores, nodes with the highest of these."""
 
     @property
     def path(self) -> bytes:
         """All tokens from the prompt on."""
-        parts, node = [], self
-        while node.parent is not None:
-            parts.append(node.token_ids)
+        return b"".join(node.token_ids for node in self._line())
+
+    @property
+    def path_logprobs(self) -> bytes:
+        """Log-probabilities of these."""
+        return b"".join(node.logprobs for node in self._line())
+
+    def _line(self) -> list[Node]:
+        """The nodes from the prompt to this one."""
+        line, node = [self], self.parent
+        while node is not None:
+            line.append(node)
             node = node.parent
-        return b"".join(reversed(parts))
+        return line[::-1]
 
     @property
     def mean_logprob(self) -> float:
@@ -130,17 +144,22 @@ class TreeSearch:
     stop tokens."""
     root: Node = field(init=False)
     """The prompt."""
+    only_leaves: bool = False
+    """Keep no others, of which there may then be any number."""
     nodes: list[Node] = field(default_factory=list)
     num_tokens: int = 0
     """Tokens computed so far."""
-    _open: list[tuple[float, int, Node]] = field(default_factory=list)  # a heap, the best first
+    _open: list[tuple[float, float, int, Node]] = field(
+        default_factory=list
+    )  # a heap, the best first
     _num_made: int = 0  # nodes
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
-        self.tree.check()
+        if not self.only_leaves:
+            self.tree.check()
         self.root = Node(-1, None, 0, 0, b"", b"", 0.0, 0, "split", self.asked.params.seed)
-        self._open.append((0.0, -1, self.root))
+        self._open.append((0.0, 0.0, -1, self.root))
 
     @property
     def _room(self) -> int:
@@ -206,17 +225,17 @@ class TreeSearch:
     def add(self, children: Iterable[Node]) -> None:
         """Add children of nodes of this round, in the order in which they were made."""
         for child in children:
-            assert child.number == len(self.nodes)
-            self.nodes.append(child)
+            if child.is_leaf or not self.only_leaves:
+                self.nodes.append(child)
             if not child.is_leaf:
-                heapq.heappush(self._open, (-child.score, child.number, child))
+                heapq.heappush(self._open, (-child.score, -child.tie, child.number, child))
 
-    def best(self, count: int, length_penalty: float = 1.0) -> list[Node]:
-        """Return the best texts: of leaves, and of what the last round left; the highest
-        log-probability over tokens ** `length_penalty` comes first."""
-        ends = [node for node in self.nodes if node.is_leaf] + [node for *_, node in self._open]
+    def best(self, count: int, length_penalty: float) -> list[Node]:
+        """Return the best leaves: the highest log-probability over tokens ** `length_penalty` comes
+        first."""
+        leaves = (node for node in self.nodes if node.is_leaf)
         return heapq.nlargest(
-            count, ends, key=lambda node: node.logprob / max(node.num_tokens, 1) ** length_penalty
+            count, leaves, key=lambda node: node.logprob / node.num_tokens**length_penalty
         )
 
     def _child(self, node: Node, index: int, token_ids: bytes, logprobs: bytes, seed: int) -> Node:

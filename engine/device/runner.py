@@ -142,7 +142,8 @@ class ModelRunner:
         if steps is None:
             return LaunchedStep(self._thread.submit(self._run, batch))
         if steps.is_captured(self._model, batch):
-            wait([self._enqueued, self._copied])  # which stand before this one on the device
+            wait((self._enqueued,))  # which stand before this one on the device, as do copies
+            wait((self._copied,))
             return steps.enqueue(self._model, batch)
         self._enqueued = self._thread.submit(steps.enqueue, self._model, batch)
         return LaunchedGpuStep(self._thread, self._enqueued)

@@ -103,6 +103,7 @@ def engine_requests(
             weight=owner.weight,
             durable=owner.durable,
             name=request.request_id or "",
+            keeps_ends=request.keep_states,
             first_wave=first_waves[prompt],
             **state_fields(begun, owner.salt(request.cache_salt or "")),
         )

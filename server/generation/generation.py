@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +17,10 @@ from msgspec import UNSET, UnsetType
 
 from srm.engine.client.client import EngineClient
 from srm.engine.client.streams import Delivery, Stream
-from srm.engine.messages import REASONS
+from srm.engine.messages import REASONS, Request
 from srm.engine.steps.tokens import NO_TOKENS, Tokens
+from srm.engine.tree_search import Node, Tree, TreeSearch
+from srm.errors import InvalidRequest
 from srm.server.errors import NotFinite
 from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
 from srm.server.generation.engine_request import (
@@ -28,6 +31,7 @@ from srm.server.generation.engine_request import (
 )
 from srm.server.generation.prompts import GivenState, Prompt
 from srm.server.generation.sample_selection import Ranking, SampleSelection
+from srm.server.generation.trees import grow
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import PromptTokensDetails, Samples, Usage
 from srm.server.text.text import Text
@@ -169,6 +173,9 @@ class Generation:
         )
         if not requests:
             return
+        if self.request.use_beam_search:
+            yield await self._search_beams(client, requests)
+            return
         finder = self.detokenizer.finder
         only_ended = wants_whole(self.request) and not (self.request.stream and finder)
         opened = client.open(requests, self.request.return_weight_versions, finder)
@@ -186,6 +193,37 @@ class Generation:
                     self.num_ahead -= len(part.token_ids)
                     yield part
                     await asyncio.sleep(0)  # other requests get their turn
+
+    async def _search_beams(self, client: EngineClient, requests: list[Request]) -> Tokens:
+        """Return the likeliest texts that beams find of each prompt, as its samples."""
+        n, rows = self.request.n, list[tuple[int, Node]]()
+        if 2 * n > (most := client.require_status().max_logprobs):
+            raise InvalidRequest(
+                f"n must be at most {most // 2}, half of max_logprobs, with use_beam_search; got "
+                f"{n}",
+                "n",
+            )
+        beams = Tree(
+            candidates="likeliest", branching=2 * n, width=n, depth=self._params.max_tokens
+        )
+        for place, request in enumerate(requests):
+            search = TreeSearch(beams, self.text.model, request, only_leaves=True)
+            async with aclosing(grow(client, search, request.id)) as growing:
+                async for nodes in growing:
+                    search.add(nodes)
+            best = search.best(n, self.request.length_penalty)
+            rows += [(place * n + sample, node) for sample, node in enumerate(best)]
+        self.first_output = time.monotonic()
+        self.weights_version = client.require_status().weights_version
+        counts = [node.num_tokens for _, node in rows]
+        reasons = ["stop" if node.ends == "stop" else "length" for _, node in rows]
+        return Tokens(
+            owners=np.array([owner for owner, _ in rows], np.int64),
+            offsets=np.cumsum([0, *counts], dtype=np.int64),
+            token_ids=np.frombuffer(b"".join(node.path for _, node in rows), "<i4"),
+            reasons=np.array([REASONS.index(reason) for reason in reasons], np.uint8),
+            logprobs=np.frombuffer(b"".join(node.path_logprobs for _, node in rows), "<f4"),
+        )
 
     async def certain(self, tokens: Tokens) -> list[ChoicePart]:
         """Return the choices, whole, that these tokens make certain to be in the reply.

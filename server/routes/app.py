@@ -42,7 +42,7 @@ from srm.server.http.responses import add_body_route
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
-from srm.server.routes import admin, batches, files, health, pages, scrape, states
+from srm.server.routes import admin, batches, files, health, pages, scrape, states, trees
 from srm.server.routes.services import services
 from srm.server.schema.openapi import Operation
 from srm.server.storage.records import BatchStatus
@@ -59,6 +59,7 @@ _GROUPS = {
     "Completions and chats": (completions, chat, responses, messages),
     "Rollouts": (vllm, sglang, render),
     "States": (states,),
+    "Trees": (trees,),
     "Files and batches": (files, batches),
     "Tokens": (tokenize,),
     "Models": (models,),
@@ -154,6 +155,8 @@ def create_app(
     files.add_routes(router, Files)
     batches.add_routes(router, jobs, config.max_body_bytes)
     states.add_routes(router, saved, served, text, config.max_body_bytes)
+    growing = trees.Trees(client, saved, served, text)
+    trees.add_routes(router, growing, config.max_body_bytes)
     models.add_routes(router, served)
     health.add_routes(router, client, config.stall_s, draining)
     operator = admin.Admin(client, config)

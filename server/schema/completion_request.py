@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -14,7 +15,17 @@ from srm.server.schema.json_parts import TokenIds, prompts_of
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from srm.server.schema.states import StateId
 from srm.server.schema.until import MAX_CHOICES
-from srm.server.schema.validation import checked, given_fields, not_json, refused, require, show
+from srm.server.schema.validation import (
+    SAMPLING,
+    Fields,
+    checked,
+    defaults_of,
+    given_fields,
+    not_json,
+    refused,
+    require,
+    show,
+)
 from srm.server.schema.verify import rules_of
 
 PROMPT_FORMS = (
@@ -46,6 +57,13 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Feed the tokens of the state, if other weights made it."""
     save_state: bool = False
     """Return a state of each choice, after all its tokens but the last."""
+    keep_states: bool = False
+    """Keep the states of samples as those of prompts are kept: what goes on from one is fed one
+    token."""
+    use_beam_search: bool = False
+    """Return the n likeliest texts that n beams find."""
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] = 1.0
+    """Beams are ranked by log-probability over length to this power."""
     best_of: BestOf | None = None
     """Sample this many, return the n likeliest per token."""
     max_tokens: Annotated[
@@ -100,6 +118,12 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             self.refuse_beside(beside, "state")
         if self.save_state:
             self._check_saved()
+        if self.use_beam_search:
+            refuse_drawing(self, "use_beam_search", _NOT_OF_BEAMS)
+            self.refuse_beside({"logprobs": bool(self.logprobs)}, "use_beam_search")
+            self.refuse_beside({"max_tokens": not self.max_tokens}, "use_beam_search")
+        elif self.length_penalty != 1:
+            raise InvalidRequest("length_penalty needs use_beam_search", "length_penalty")
         if self.return_packed:
             self._refuse_text()
         if self.says_samples:
@@ -138,6 +162,22 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 )
 
 
+def refuse_drawing(request: Fields, beside: str, names: Sequence[str] = ()) -> None:
+    """Raise InvalidRequest for fields that say how to draw samples, and those of these names, where
+    the likeliest tokens are taken. What the model's folder says counts as left out."""
+    defaults = {**defaults_of(type(request)), **SAMPLING}
+    for name in ("top_p", "top_k", "min_p", "seed", *names):
+        if (value := getattr(request, name)) != defaults[name]:
+            message = f"{name} = {show(value)} does not go with {beside}"
+            raise InvalidRequest(f"{message}, which draws no samples", name)
+
+
+_NOT_OF_BEAMS = (
+    *("stream", "best_of", "stop", "stop_token_ids", "min_tokens", "keep_states", "echo"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words"),
+    *("response_format", "structured_outputs", "json_schema", "regex", "ebnf"),
+    *("until", "prompt_logprobs", "return_weight_versions"),
+)
 SHOWN_TEXT = ("echo", "return_tokens_as_token_ids")
 """Fields that mean nothing where replies are packed."""
 ABOUT_TEXT = ("stop", "include_stop_str_in_output", "skip_special_tokens", *SHOWN_TEXT)

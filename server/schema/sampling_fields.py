@@ -90,6 +90,14 @@ AllowedTokens = Annotated[
         extra={"most_bytes": 4 * 1024 * 1024},
     ),
 ]
+Biases = Annotated[
+    dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
+    Meta(
+        max_length=MAX_BIASES,
+        description=f"an object of at most {MAX_BIASES} token ids, each with a number "
+        f"from -{MAX_BIAS:g} to {MAX_BIAS:g}",
+    ),
+]
 NamedTokens = Annotated[
     list[TokenId],
     Meta(
@@ -161,14 +169,7 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Subtracted from a token's logit each time it is sampled."""
     repetition_penalty: RepetitionPenalty = 1.0
     """Divides positive logits of prompt and sampled tokens, multiplies negative ones."""
-    logit_bias: Annotated[
-        dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
-        Meta(
-            max_length=MAX_BIASES,
-            description=f"an object of at most {MAX_BIASES} token ids, each with a number "
-            f"from -{MAX_BIAS:g} to {MAX_BIAS:g}",
-        ),
-    ] = {}
+    logit_bias: Biases = {}
     """Added to these tokens' logits."""
     allowed_token_ids: AllowedTokens | None = None
     """The only tokens that are sampled."""
@@ -329,7 +330,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             *("logprobs", "return_logprob", "echo", "continue_final_message"),
-            *("refeed", "save_state"),
+            *("refeed", "save_state", "keep_states"),
             *("background", "use_beam_search", "early_stopping", "watermarking"),
             *("return_packed", "return_token_offsets", "return_prompt_text", "return_token_strs"),
             *("no_stop_trim", "return_hidden_states", "return_text_in_logprobs", "return_bytes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from srm.errors import InvalidRequest
 from srm.server.schema.json_parts import prompts_of
@@ -90,13 +90,18 @@ def parse_state_request(body: bytes) -> StateRequest:
     given = given_fields(body, StateRequest, {})
     if "state" not in given:
         require(given, "prompt", "text or token ids")
-    converted: dict[str, Any] = {}
-    if "prompt" in given:
-        try:
-            (converted["prompt"],) = prompts_of(given["prompt"], 1)
-        except (msgspec.ValidationError, ValueError):
-            raise InvalidRequest(
-                f"prompt must be a string or a list of token ids; got {show(given['prompt'])}",
-                "prompt",
-            ) from None
-    return checked(StateRequest, given, converted, {})
+    return checked(StateRequest, given, prompt_of(given), {})
+
+
+def prompt_of(given: dict[str, Raw]) -> dict[str, Any]:
+    """Return the field `prompt` of a body, one text or token ids, if it is there. Raises
+    InvalidRequest."""
+    if "prompt" not in given:
+        return {}
+    try:
+        (prompt,) = prompts_of(given["prompt"], 1)
+    except (msgspec.ValidationError, ValueError):
+        raise InvalidRequest(
+            f"prompt must be a string or a list of token ids; got {show(given['prompt'])}", "prompt"
+        ) from None
+    return {"prompt": prompt}

@@ -23,7 +23,7 @@ STOPS = tuple(range(0, MODEL.vocab_size, 3))
 
 
 def ids(output: Output) -> list[int]:
-    return np.frombuffer(output.token_ids, "<i4").tolist()
+    return [*np.frombuffer(output.token_ids, "<i4").tolist()]
 
 
 @given(
