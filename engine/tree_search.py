@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from srm.engine.config import ModelConfig
 from srm.engine.messages import Output, Request, Spelled
-from srm.engine.state.sequence import sample_seeds
+from srm.engine.random_streams import sample_seeds
 from srm.errors import InvalidRequest, SRMError
 
 MAX_NODES = 2**17
@@ -162,7 +162,7 @@ class TreeSearch:
         self._open.append((0.0, 0.0, -1, self.root))
 
     @property
-    def _room(self) -> int:
+    def _num_left(self) -> int:
         """Most tokens that may follow the prompt: the last one is not fed."""
         return self.model.n_ctx - len(self.asked.prompt_token_ids) // 4 + 1
 
@@ -182,7 +182,7 @@ class TreeSearch:
         params = msgspec.structs.replace(
             self.asked.params,
             n=self.tree.branching if is_sampled else 1,
-            max_tokens=min(self.tree.node_tokens, self._room - node.num_tokens),
+            max_tokens=min(self.tree.node_tokens, self._num_left - node.num_tokens),
             logprobs=0 if is_sampled else self.tree.branching,
             seed=node.seed,
         )
@@ -247,7 +247,7 @@ class TreeSearch:
         elif last in self.asked.params.stop_token_ids:
             ends = "split"
         logprob = node.logprob + float(np.frombuffer(logprobs, "<f4").sum(dtype=np.float64))
-        is_leaf = ends == "stop" or depth == self.tree.depth or num_tokens >= self._room
+        is_leaf = ends == "stop" or depth == self.tree.depth or num_tokens >= self._num_left
         place = self._num_made, node, index, depth
         self._num_made += 1
         return Node(

@@ -50,8 +50,8 @@ DOCS = ROOT / "docs"
 PAGES = [*doc_tables.PAGES, *sorted(ROOT.glob("*.md"))]
 API = ["api.md", *(f"api/{name}.md" for name in (
     *("completions", "chats", "responses", "messages", "streaming", "sampling", "many-samples"),
-    *("models", "files-and-batches", "rollouts", "administration", "limits"),
-)), "states.md", "log-probabilities.md"]  # fmt: skip
+    *("models", "files-and-batches", "rollouts", "administration", "limits", "compatibility"),
+)), "states.md", "trees.md", "log-probabilities.md"]  # fmt: skip
 """In the order in which their examples go on from each other."""
 FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig", "SRMConfig"}
 """What is named as settings are, and is that of no command by itself."""

@@ -14,7 +14,7 @@ from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.messages import Request
 from srm.engine.state.fair_share import FairShare
 from srm.engine.state.prefixes import NO_SLOT, Order, Prefix
-from srm.engine.steps.batch import I32, I64, U64
+from srm.engine.steps.batch import I32, I64
 from srm.engine.steps.token_edits import EditPlan
 
 NO_SLOTS: I32 = np.empty(0, np.int32)
@@ -182,13 +182,3 @@ class SequenceGroup:
     def is_scored(self) -> bool:
         """Whether its prompt's scores are wanted and have not all been sent."""
         return self.scored < len(self.prompt) - self.first_scored
-
-
-def sample_seeds(seed: int, indices: I64) -> U64:
-    """Seeds of the random streams (seed, index), u64[len(indices)]: splitmix64 after `seed`."""
-    # Arrays overflow without a word: arithmetic modulo 2**64 is the point.
-    mixed = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed += np.uint64(seed)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

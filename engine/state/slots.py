@@ -14,8 +14,9 @@ from srm.engine.constraints.automaton import UNREACHABLE
 from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.grammars import Grammar, Matchers
 from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
+from srm.engine.random_streams import sample_seeds
 from srm.engine.state.parked import Parked
-from srm.engine.state.sequence import SequenceGroup, sample_seeds
+from srm.engine.state.sequence import SequenceGroup
 from srm.engine.state.switches import Switches
 from srm.engine.state.tables import Tables, walk_each
 from srm.engine.steps.batch import F32, FROM_DEVICE, I32, I64, SAMPLING, Bool

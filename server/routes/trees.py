@@ -37,7 +37,7 @@ from srm.server.schema.completion_response import Usage
 from srm.server.schema.json_parts import TokenIds
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.trees import TreeNode, TreeReply, TreeRequest, parse_tree_request
-from srm.server.schema.verify import Rule
+from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.text import Text
 
 _MOST_SPLITS = 4_096
@@ -55,7 +55,7 @@ _EXAMPLES = {
 }
 OPERATIONS = (
     Operation("POST", "/v1/trees", "A tree of samples of what may follow a prompt.", TreeReply,
-              body=BodySchema(TreeRequest, {"prompt": (str, TokenIds), "verify": (Rule,)},
+              body=BodySchema(TreeRequest, {"prompt": (str, TokenIds), "verify": VERIFY_FORMS[:1]},
                               examples=_EXAMPLES),
               events=TreeReply, parts=(TreeNode,), errors=(404, 409, 504)),
 )  # fmt: skip
@@ -96,7 +96,7 @@ class Trees:
         (template,) = engine_requests(
             *(id, request, params, owner, [Prompt(token_ids)], [0], [None], begun)
         )
-        return TreeSearch(asked.tree, self._text.model, template)
+        return TreeSearch(asked.shape, self._text.model, template)
 
     def _split_ids(self, pattern: Pattern) -> list[int]:
         """Return the tokens in whose text the pattern is found. Blocks."""

@@ -30,14 +30,17 @@ class TreeRequest(Fields, frozen=True, kw_only=True):
 
     prompt: str | bytes | None = None
     """Text or token ids; with `state`, what follows it."""
-    tree: Annotated[
-        Tree,
-        Meta(
-            description="an object with at most branching, an integer from 1 to 1024, candidates, "
-            "samples or likeliest, search, levels or best_first, and node_tokens, depth, width and "
-            "budget, integers of at least 1"
-        ),
-    ] = Tree()
+    tree: (
+        Annotated[
+            Tree,
+            Meta(
+                description="an object with at most branching, an integer from 1 to 1024, "
+                "candidates, samples or likeliest, search, levels or best_first, and node_tokens, "
+                "depth, width and budget, integers of at least 1"
+            ),
+        ]
+        | None
+    ) = None
     """How the tree grows."""
     split: (
         Annotated[
@@ -85,13 +88,18 @@ class TreeRequest(Fields, frozen=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     """Only states of prompts with the same salt are used."""
 
+    @property
+    def shape(self) -> Tree:
+        """How the tree grows, where nothing is said by default."""
+        return self.tree or Tree()
+
     def check(self) -> None:
-        self.tree.check()
+        self.shape.check()
         if self.refeed and self.state is None:
             raise InvalidRequest("refeed = true needs a state", "refeed")
         if (self.score == "verify") > (self.verify is not None):
             raise InvalidRequest("score = verify needs verify", "score")
-        if self.tree.candidates == "likeliest":
+        if self.shape.candidates == "likeliest":
             refuse_drawing(self, "candidates = likeliest", ["split"])
 
     def completion(self, split_ids: list[int]) -> CompletionRequest:

@@ -43,6 +43,17 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"prompt": "the", "verify": {"match": "a"}, "until": {"score": 1, "count": 2}, "n": 40},
         {"prompt": "the cat", "n": 9, "save_state": True, "ignore_eos": True},
         {"state": STATE, "prompt": "sat"},
+        {"prompt": "the", "n": 3, "use_beam_search": True, "length_penalty": 2, "max_tokens": 5},
+        {"prompt": "the cat", "n": 9, "keep_states": True},
+    ),
+    "TreeRequest": (
+        {"prompt": "the cat", "tree": {"branching": 3, "node_tokens": 5, "width": 4}},
+        {"prompt": "the", "split": "a", "verify": {"match": "a"}, "score": "verify"},
+        {"prompt": [9, 21], "tree": {"candidates": "likeliest", "width": 3}, "stream": True},
+        {
+            **{"state": STATE, "prompt": "sat", "score": "mean_logprob"},
+            "tree": {"search": "best_first", "width": 2, "budget": 50, "depth": 9},
+        },
     ),
     "StateRequest": (
         {"prompt": "the cat"},

@@ -14,7 +14,7 @@ from srm.engine.config import EngineConfig
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
-from srm.engine.state.sequence import sample_seeds
+from srm.engine.random_streams import sample_seeds
 from srm.errors import InvalidRequest
 from tests.kernels import oracle
 from tests.kit.bodies.edit_strategies import wanted

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from srm.engine.state.sequence import sample_seeds
+from srm.engine.random_streams import sample_seeds
 from srm.engine.steps.batch import FROM_DEVICE, Batch
 from srm.errors import InvalidRequest, Overloaded
 from tests.kit.engines.making import (

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from srm.engine.random_streams import sample_seeds
 from srm.engine.scheduler.accept import accept
 from srm.engine.state.fair_share import FairShares
-from srm.engine.state.sequence import SequenceGroup, sample_seeds
+from srm.engine.state.sequence import SequenceGroup
 from srm.engine.state.slots import BLOCK, History, SlotTable, StopSets
 from tests.kit.engines.making import request_of
 from tests.kit.engines.numpy_runner import TINY
