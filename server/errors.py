@@ -10,6 +10,7 @@ RequestError             the caller's fault; ends one request
 ├─ NotPermitted          what only the operator may ask for
 ├─ BodyTooSlow           its bytes came too slowly
 ├─ RateLimited           .retry_after_s; more than the key may ask for
+├─ PreviousNotFound     the response to go on from, by OpenAI's code and status
 ├─ Conflict              with what is going on, such as deleting what is needed
 └─ QuotaExceeded         more files than the key may keep
 StepFailed
@@ -69,6 +70,10 @@ class RateLimited(errors.RequestError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class PreviousNotFound(errors.RequestError):
+    code = "previous_response_not_found"
 
 
 class Conflict(errors.RequestError):

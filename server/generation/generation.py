@@ -74,7 +74,8 @@ class Generation:
         self.num_prompt_tokens = sum(map(len, prompts)) // 4
         self.num_choices = len(prompts) * request.n
         self.owner = owner
-        self._begun, self._save = begun, save
+        self.begun, self._save = begun, save
+        """`begun`: the state of the first tokens of its prompts."""
         self._unsaved: list[ChoicePart] = []
         self.created_unix = int(time.time()) if owner.created_unix is None else owner.created_unix
         self.started = time.monotonic()
@@ -169,7 +170,7 @@ class Generation:
         requests = engine_requests(
             *(self._id, self.request, self._params, self.owner, self.prompts, self._asked),
             self._selection.first_waves(),
-            self._begun,
+            self.begun,
         )
         if not requests:
             return

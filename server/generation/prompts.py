@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import UNSET, Raw, UnsetType
 
 from srm.engine.messages import NAMED, PROMPT, Output, join
 from srm.errors import ContextTooLong, InvalidRequest
@@ -34,6 +35,8 @@ class GivenState:
     state: bytes
     """Empty where the tokens are to be fed."""
     fingerprint: str
+    turn: Raw | UnsetType = UNSET
+    """What else there is of a response."""
 
     @property
     def length(self) -> int:

@@ -12,13 +12,14 @@ import json
 import struct
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import safetensors.numpy
+from msgspec import UNSET, Raw, UnsetType
 from safetensors import SafetensorError
 
 from srm.engine.client.client import EngineClient
@@ -31,8 +32,9 @@ from srm.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    RequestError,
 )
-from srm.server.errors import Conflict, NotFinite
+from srm.server.errors import Conflict, NotFinite, PreviousNotFound
 from srm.server.generation.engine_request import RequestOwner, state_fields
 from srm.server.generation.prompts import GivenState
 from srm.server.schema.states import DEFAULT_TTL_S
@@ -81,6 +83,23 @@ class States:
     ) -> StateRecord:
         """Have the engine make the state of these tokens, from a `given` one of the first of them,
         and keep it. Raises what the engine refuses, QuotaExceeded and StoreError."""
+        made = await self._read(token_ids, owner, given)
+        return await self._add(new_state_id(), owner.key, *made, metadata or {}, ttl_s)
+
+    async def keep(
+        self, id: str, token_ids: bytes, owner: RequestOwner, given: GivenState | None, turn: Raw
+    ) -> None:
+        """Keep a response of this id, with the state of its tokens; without one if they are more
+        than the context. Raises as `make`."""
+        made = StateContent(token_ids, b""), "", ""
+        if len(token_ids) // 4 <= self._model.n_ctx:
+            made = await _when_there_is_room(lambda: self._read(token_ids, owner, given))
+        await self._add(id, owner.key, *made, {}, DEFAULT_TTL_S, turn)
+
+    async def _read(
+        self, token_ids: bytes, owner: RequestOwner, given: GivenState | None
+    ) -> tuple[StateContent, str, str]:
+        """Return the state of these tokens, and fingerprint and arithmetic of what made it."""
         request = Request(
             id=f"state-{uuid.uuid4().hex}",
             prompt_token_ids=token_ids,
@@ -104,11 +123,7 @@ class States:
             raise NotFinite("the model's state after the prompt is not finite")
         arithmetic = self._status().arithmetic
         fingerprint = self._client.fingerprints.get(version, self._status().fingerprint)
-        made = self._record(
-            *(new_state_id(), owner.key, content, fingerprint, arithmetic),
-            *(metadata or {}, ttl_s),
-        )
-        return await self._run(self._store.add, made, content, self._max_bytes)
+        return content, fingerprint, arithmetic
 
     async def make_all(
         self, token_ids: list[bytes], owner: RequestOwner, given: GivenState | None = None
@@ -120,12 +135,7 @@ class States:
 
         async def make(own: bytes) -> str:
             async with turns:
-                while True:
-                    try:
-                        record = await self.make(own, owner, given)
-                        break
-                    except Overloaded as error:  # what was sampled for them would be lost
-                        await asyncio.sleep(error.retry_after_s or 1)
+                record = await _when_there_is_room(lambda: self.make(own, owner, given))
             made.append(record.id)
             return record.id
 
@@ -138,10 +148,12 @@ class States:
             raise
         return [task.result() for task in tasks]
 
-    async def given(self, id: str, owner: RequestOwner, refeed: bool = False) -> GivenState:
-        """Return what a request goes on from. With `refeed` the tokens of a state of other weights
-        are fed. Raises NotFound, Conflict for other weights or arithmetic, and StoreError."""
-        record, content = await self.get(id, owner)
+    async def given(
+        self, id: str, owner: RequestOwner, refeed: bool = False, field: str = "state"
+    ) -> GivenState:
+        """Return what a request goes on from by this field. With `refeed` the tokens of a state of
+        other weights are fed. Raises as `get`, and Conflict for other weights or arithmetic."""
+        record, content = await self.get(id, owner, field)
         status = self._status()
         made_by = record.fingerprint, record.arithmetic
         own = status.fingerprint, status.arithmetic
@@ -152,13 +164,17 @@ class States:
                 "state",
             )
         state = content.state if made_by == own else b""
-        return GivenState(record.digest, content.token_ids, state, record.fingerprint)
+        token_ids = content.token_ids
+        return GivenState(record.digest, token_ids, state, record.fingerprint, record.turn)
 
-    async def get(self, id: str, owner: RequestOwner) -> tuple[StateRecord, StateContent]:
-        """Return a state of a key. Raises NotFound and StoreError."""
-        there = await self._run(self._store.get, id, owner.key)
+    async def get(
+        self, id: str, owner: RequestOwner, field: str = "state"
+    ) -> tuple[StateRecord, StateContent]:
+        """Return a state of a key, or a response if another field names it. Raises NotFound,
+        PreviousNotFound and StoreError."""
+        there = await self._run(self._store.get, _checked(id, field), owner.key)
         if there is None:
-            raise _not_found(id)
+            raise _not_found(id, field)
         return there
 
     async def list(self, owner: RequestOwner, limit: int, after: str | None) -> list[StateRecord]:
@@ -168,10 +184,10 @@ class States:
             raise InvalidRequest(f"after = {after!r:.80} is none of your states", "after")
         return records
 
-    async def delete(self, id: str, owner: RequestOwner) -> None:
-        """Raises NotFound and StoreError."""
-        if not await self._run(self._store.delete, id, owner.key):
-            raise _not_found(id)
+    async def delete(self, id: str, owner: RequestOwner, field: str = "state") -> None:
+        """Delete what `get` returns. Raises NotFound and StoreError."""
+        if not await self._run(self._store.delete, _checked(id, field), owner.key):
+            raise _not_found(id, field)
 
     async def put(self, id: str, file: bytes, owner: RequestOwner) -> StateRecord:
         """Keep a state that `to_file` made, here or on another server of the same weights. Raises
@@ -221,20 +237,26 @@ class States:
         arithmetic: str,
         metadata: dict[str, str],
         ttl_s: int,
+        turn: Raw | UnsetType = UNSET,
     ) -> StateRecord:
         now = int(time.time())
         return StateRecord(
             id=id,
             owner=key,
             num_tokens=len(content.token_ids) // 4,
-            num_bytes=content.num_bytes + len(msgspec.json.encode(metadata)),
+            num_bytes=content.num_bytes + len(msgspec.json.encode(metadata)) + len(turn or b""),
             fingerprint=fingerprint,
             arithmetic=arithmetic,
             created_at=now,
             expires_at=now + ttl_s,
             metadata=metadata,
             digest=content.digest(fingerprint, arithmetic),
+            turn=turn,
         )
+
+    async def _add(self, id: str, key: str, content: StateContent, *own: Any) -> StateRecord:
+        record = self._record(id, key, content, *own)
+        return await self._run(self._store.add, record, content, self._max_bytes)
 
     def _status(self) -> Status:
         return self._client.require_status()
@@ -275,5 +297,23 @@ def from_file(file: bytes) -> tuple[StateContent, dict[str, str]]:
     return StateContent(token_ids.tobytes(), state.tobytes()), about
 
 
-def _not_found(id: str) -> NotFound:
-    return NotFound(f"there is no state {id[:80]!r}", "state")
+async def _when_there_is_room(make: Callable[[], Awaitable[T]]) -> T:
+    """Return what is made, though the engine is full at first: what was sampled would be lost."""
+    while True:
+        try:
+            return await make()
+        except Overloaded as error:
+            await asyncio.sleep(error.retry_after_s or 1)
+
+
+def _checked(id: str, field: str) -> str:
+    """Return the id. Raises NotFound for one of another kind than this field names."""
+    if not id.startswith("state_" if field == "state" else "resp_"):
+        raise _not_found(id, field)
+    return id
+
+
+def _not_found(id: str, field: str) -> RequestError:
+    kind = "state" if field == "state" else "response"
+    error = PreviousNotFound if field == "previous_response_id" else NotFound
+    return error(f"there is no {kind} {id[:80]!r}", field)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 from sys import getsizeof
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -104,6 +105,9 @@ class Format(ABC):
         """Whether choices say something of each token, of those without text too."""
         as_ids = self.request.return_tokens_as_token_ids
         self.scores = scores_of(self.scores_kind, generation.text, as_ids)
+        self.keep: Callable[[bytes], Awaitable[None]] | None = None
+        """Keeps the JSON of the whole reply, before its client has all of it; None: nothing does.
+        The reply fails with what this raises."""
 
     @abstractmethod
     def make_choice(self, part: ChoicePart, is_event: bool) -> msgspec.Struct:

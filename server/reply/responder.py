@@ -83,8 +83,11 @@ class Responder:
                     for some in _divide(certain):  # encoded between other requests' turns
                         choices += [(part.index, renderer.choice(part)) for part in some]
                         await asyncio.sleep(0)
-        choices.sort(key=itemgetter(0))
-        return renderer.reply([raw for _, raw in choices])
+            choices.sort(key=itemgetter(0))
+            reply = renderer.reply([raw for _, raw in choices])
+            if form.keep is not None:
+                await form.keep(reply)
+        return reply
 
     async def events(self, outlet: Outlet) -> AsyncGenerator[bytes, None]:
         """Yield the reply as a stream, one or more events at a time, but for what is written to the
@@ -118,6 +121,8 @@ class Responder:
                         yield WAITING
                     if writer is not None:
                         writer.offer(outlet)
+            if renderer.form.keep is not None:
+                await renderer.form.keep(renderer.reply([]))
             if last := renderer.last_events():
                 yield last
 

@@ -56,7 +56,7 @@ def services(
         completions,
         chat,
         chats,
-        Responses(chat, responder),
+        Responses(chat, text, responder, states),
         Messages(text, models, chat, template, responder),
         TokensEndpoint(completions.start, responder),
         GenerateEndpoint(completions.start, client, responder),

@@ -1,4 +1,5 @@
-"""States of prompts on disk, in an SQLite database that all processes of the server share.
+"""States of prompts, and responses, on disk, in an SQLite database that all processes of the server
+share.
 
 A state is some ten kilobytes, which SQLite reads as fast as a file, and the kernel keeps what is
 used in memory. A change is on the disk when the call returns, but for a loss of power. Blocks, so
@@ -15,14 +16,14 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from srm.errors import UNDECODABLE, StoreError
 from srm.server.errors import Conflict, QuotaExceeded
 from srm.server.schema.sampling_fields import Metadata
-from srm.server.schema.states import StateId
 from srm.server.storage.database import full, transact, translated
 from srm.server.storage.records import Time
 
@@ -74,7 +75,7 @@ T = TypeVar("T")
 class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A state without its content. Times are Unix seconds."""
 
-    id: StateId
+    id: Annotated[str, Meta(pattern=r"^(state|resp)_[0-9a-f]{32}\Z")]
     owner: str = ""
     """Name of the API key that it belongs to; empty without keys."""
     num_tokens: int
@@ -88,6 +89,8 @@ class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Time
     metadata: Metadata = msgspec.field(default_factory=dict)
     digest: str = ""
+    turn: Raw | UnsetType = UNSET
+    """Of a response: what it is besides its tokens, as JSON."""
 
 
 class StateContent(msgspec.Struct, frozen=True):
@@ -96,7 +99,7 @@ class StateContent(msgspec.Struct, frozen=True):
     token_ids: bytes
     """int32 little-endian, at least one."""
     state: bytes
-    """float32[state_width] little-endian; empty for one token."""
+    """float32[state_width] little-endian; empty for one token, and where it was not made."""
 
     @property
     def num_bytes(self) -> int:
@@ -188,7 +191,8 @@ class StateStore:
         return self._run(get, if_none=lambda: None)
 
     def list(self, owner: str, limit: int, after: str | None = None) -> list[StateRecord] | None:
-        """Return at most `limit` states of an owner, newest first; None without that `after`."""
+        """Return at most `limit` states of an owner, newest first, and no responses; None without
+        that `after`."""
 
         def list_states(connection: sqlite3.Connection) -> list[StateRecord] | None:
             before = 2**63 - 1
@@ -201,7 +205,7 @@ class StateStore:
                 (before,) = row
             rows = connection.execute(
                 "SELECT record FROM states WHERE owner = ? AND seq < ? AND expires_at > ? "
-                "ORDER BY seq DESC LIMIT ?",
+                "AND id GLOB 'state_*' ORDER BY seq DESC LIMIT ?",
                 (owner, before, int(self._clock()), limit),
             )
             return [self._decoded(data) for (data,) in rows]

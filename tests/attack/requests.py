@@ -15,6 +15,7 @@ from srm.server.schema.openapi import Operation
 from tests.attack.hostile import hostile_constraint
 
 STATE = f"state_{'0' * 32}"
+RESPONSE = f"resp_{'0' * 32}"
 LARGE = '"' + "x" * 5000 + '"'
 EXTREMES = (
     *("0", "-0", "1", "-1", "0.1", "0.5", "2147483647", "2147483648", "9007199254740993"),
@@ -76,6 +77,8 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"input": "the cat", "max_output_tokens": 9},
         {"input": MESSAGES, "max_output_tokens": 90, "stream": True},
         {"input": "the cat", "tools": [{"type": "function", "name": "f"}]},
+        {"input": "the cat", "max_output_tokens": 9, "store": True, "stream": True},
+        {"input": "the cat", "previous_response_id": RESPONSE},
     ),
     "MessageRequest": (
         {"messages": MESSAGES, "max_tokens": 9},
@@ -143,9 +146,9 @@ def random_call(rng: random.Random, folders: list[str]) -> Call:
     """
     operation = rng.choice(OPERATIONS)
     path = operation.path
-    for name in ("file_id", "batch_id", "state_id", "name"):
+    for name in ("file_id", "batch_id", "state_id", "response_id", "name"):
         given = ["tiny"] if name == "name" and rng.random() < 0.8 else ["x", "%00", "a" * 900]
-        given += [STATE] if name == "state_id" else []
+        given += {"state_id": [STATE], "response_id": [RESPONSE]}.get(name, [])
         path = path.replace("{" + name + "}", rng.choice(given))
     if operation.query is not None and rng.random() < 0.7:
         names = [field.encode_name for field in msgspec.structs.fields(operation.query)]

@@ -48,13 +48,13 @@ def test_the_second_turn_is_answered(
 
 def test_openais_responses(demo: Server, printed: Printed, noted: Noted) -> None:
     result = printed("openai_responses", demo.url)
-    assert result["stored"] is False  # though it was asked for
+    assert result["stored"] is True and result["after"] == result["second"]
     assert result["whole"] == result["streamed"] and result["whole"].endswith("#### 42")
     assert result["kinds"][-1] == "response.completed" and result["second"]
     for made in (result["parsed"], result["called"]):
         assert set(made) == {"first", "second"} and all(0 <= made[name] <= 99 for name in made)
-    assert result["refusals"] == ["previous_response_id", "background"]
+    assert result["refusals"] == ["background"]
     noted("openai", "`responses.create`", "`responses.stream`")
     noted("openai", "`responses.parse(text_format=…)`", "`responses.parse(tools=…)`")
-    refused = "refused: nothing is stored; send what was said before as items of `input`"
-    noted("openai", "`responses.create(previous_response_id=…)`", result=refused)
+    noted("openai", "`responses.create(previous_response_id=…)`")
+    noted("openai", "`responses.retrieve`", "`responses.delete`")

@@ -29,6 +29,7 @@ from srm.server.dialects.completions.endpoint import Completions
 from srm.server.dialects.completions.models import Models
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
+from srm.server.generation.prompts import GivenState
 from srm.server.http.bodies import parsed
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.schema.completion_request import CompletionRequest
@@ -100,14 +101,21 @@ class Chat(Endpoint):
         form.echoed = request.echoed
         return form
 
-    async def start(self, id: str, request: ChatRequest, owner: RequestOwner) -> Generation:
-        """Make a request ready to run. Raises the RequestError to answer with."""
+    async def start(
+        self,
+        id: str,
+        request: ChatRequest,
+        owner: RequestOwner,
+        earlier: GivenState | None = None,
+    ) -> Generation:
+        """Make a request ready to run; as `Completions.start` from an `earlier` state. Raises the
+        RequestError to answer with."""
         self._models.check(request.model)
         prompt = await render(self._template, request.conversation)
         completion = request.as_completion(prompt, self._text.model.n_ctx)
         calls = request.calls
         source = None if calls is None else calls.source
-        return await self._start(id, completion, owner, source)
+        return await self._start(id, completion, owner, source, earlier)
 
     async def _start(
         self,
@@ -115,9 +123,10 @@ class Chat(Endpoint):
         completion: CompletionRequest,
         owner: RequestOwner,
         source: ConstraintSource | None = None,
+        earlier: GivenState | None = None,
     ) -> Generation:
         with naming({"prompt": "messages"}, {}):  # the messages made it
-            return await self._completions.start(id, completion, owner, source)
+            return await self._completions.start(id, completion, owner, source, earlier)
 
 
 class ManyChats(Chat):

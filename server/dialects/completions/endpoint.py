@@ -107,9 +107,11 @@ class Completions(Endpoint):
         request: CompletionRequest,
         owner: RequestOwner,
         source: ConstraintSource | None = None,
+        earlier: GivenState | None = None,
     ) -> Generation:
         """Make a request ready to run; `source` says what completions are, in place of its fields.
-        Raises the RequestError to answer with."""
+        `earlier` is a state from which the one prompt goes on if it begins with its tokens. Raises
+        the RequestError to answer with."""
         self._models.check(request.model)
         if owner.durable and request.priority:  # it would go ahead of other batches, or of people
             raise InvalidRequest(
@@ -121,6 +123,8 @@ class Completions(Endpoint):
         request = count_alternatives(request, self._text.model.vocab_size)
         begun, save = await self._with_states(request, owner)
         prompts = await encode_prompts(request, self._text, begun)
+        if earlier is not None and prompts[0].startswith(earlier.token_ids):
+            begun = earlier
         source, constraint = source or request.constraint_source(), ""
         if source is not None:
             constraint, not_enforced, _ = await self._constraints.make(source, owner)

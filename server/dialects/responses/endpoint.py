@@ -1,22 +1,40 @@
-"""POST /v1/responses: a chat in the form that OpenAI's newer clients send by default."""
+"""/v1/responses: a chat in the form that OpenAI's newer clients send by default.
+
+A response that is stored is a state with what was said up to it. The next one goes on from its
+tokens if what stands before them is the same, such as instructions, and else from its messages.
+"""
 
 from __future__ import annotations
 
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+from starlette.responses import Response as HttpResponse
+
+from srm.errors import InvalidRequest
 from srm.server.dialects.chat.endpoint import Chat
+from srm.server.dialects.chat.request import ChatRequest
 from srm.server.dialects.responses.format import ResponsesFormat
 from srm.server.dialects.responses.items import INPUT_FORMS, OutputCall, OutputMessage
-from srm.server.dialects.responses.reply import EVENTS, Response
+from srm.server.dialects.responses.reply import EVENTS, Response, ResponseDeleted
 from srm.server.dialects.responses.request import (
     RESPONSE_NEUTRAL,
     ResponseRequest,
+    chat_messages,
+    chat_of_response,
     naming_as_here,
     parse_response,
 )
-from srm.server.generation.engine_request import RequestOwner
-from srm.server.http.bodies import parsed
+from srm.server.generation.engine_request import RequestOwner, of_current_request
+from srm.server.generation.states import States
+from srm.server.http.bodies import json_reply, parsed
 from srm.server.reply.responder import Endpoint, Responder
-from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.openapi import BodySchema, Operation, Router
+from srm.server.text.text import Text
 
+_ID = {"response_id": "The id of a response that was stored."}
 _QUESTION = "Ava has 3 boxes with 4 pens each. How many pens?"
 _EXAMPLES = {
     "One answer": {"input": _QUESTION, "max_output_tokens": 64, "temperature": 0},
@@ -31,8 +49,25 @@ OPERATIONS = (
     Operation("POST", "/v1/responses", "An answer in OpenAI's newer form, whole or as a stream.",
               Response, events=EVENTS,
               body=BodySchema(ResponseRequest, {"input": INPUT_FORMS}, RESPONSE_NEUTRAL, _EXAMPLES),
-              parts=(OutputMessage, OutputCall), errors=(404, 504)),
+              parts=(OutputMessage, OutputCall), errors=(403, 404, 504, 507)),
+    Operation("GET", "/v1/responses/{response_id}", "A response that was stored.", Response,
+              parameters=_ID, errors=(404,)),
+    Operation("DELETE", "/v1/responses/{response_id}", "Delete a stored response.",
+              ResponseDeleted, parameters=_ID, errors=(404, 507)),
 )  # fmt: skip
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    """What is stored of a response besides its tokens."""
+
+    reply: Raw
+    messages: list[dict[str, Any]]
+    """Those of a chat up to its answer, without the instructions."""
+    made_with: str
+    """Digest of what the tokens begin with, and of the vocabulary."""
+
+
+_decode_turn = msgspec.json.Decoder(_Turn).decode
 
 
 class Responses(Endpoint):
@@ -41,12 +76,90 @@ class Responses(Endpoint):
     path = "/v1/responses"
     id_prefix = "resp_"
 
-    def __init__(self, chat: Chat, responder: Responder) -> None:
+    def __init__(
+        self, chat: Chat, text: Text, responder: Responder, states: States | None = None
+    ) -> None:
+        """Without `states` requests that name a response, or are to store theirs, are refused."""
         super().__init__(responder)
         self._chat = chat
+        self._vocabulary = blake2b("\n".join(text.labels).encode()).hexdigest()
+        self._states = states
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ResponsesFormat:
-        asked, request = await parsed(parse_response, body)
+        asked, given = await parsed(parse_response, body)
+        earlier, turn = None, _Turn(Raw(), [], "")
+        if (previous := asked.previous_response_id) is not None:
+            field = "previous_response_id"
+            earlier = await self._store(field).given(previous, owner, True, field)
+            turn = _decode_turn(earlier.turn or b"")
+        if asked.store:
+            self._store("store")
+            if owner.durable:  # a line that is sent again would store another
+                raise InvalidRequest("store = true is not for lines of a batch", "store")
+        request = exact = await parsed(
+            lambda _: chat_of_response(asked, given, turn.messages), body
+        )
+        made_with = self._digest(asked, request)
+        if earlier is not None and turn.made_with == made_with:
+            last = len(turn.messages) - 1 + bool(asked.instructions)
+            exact = _with_ids(request, last, earlier.token_ids)
         with naming_as_here():
-            generation = await self._chat.start(id, request, owner)
-        return ResponsesFormat(generation, asked, request.calls)
+            try:
+                generation = await self._chat.start(id, exact, owner, earlier)
+            except InvalidRequest:
+                if exact is request:
+                    raise
+                # The template does not show where the answer with these ids ends.
+                generation = await self._chat.start(id, request, owner, earlier)
+        form = ResponsesFormat(generation, asked, request.calls)
+
+        async def keep(reply: bytes) -> None:
+            messages = [*chat_messages(asked, turn.messages), form.message]
+            stored = msgspec.json.encode(_Turn(Raw(reply), messages, made_with))
+            token_ids = generation.prompts[0].token_ids + form.sampled
+            own = owner, generation.begun, Raw(stored)
+            await self._store("store").keep(id, token_ids, *own)
+
+        form.keep = keep if asked.store else None
+        return form
+
+    async def stored(self, id: str, owner: RequestOwner) -> bytes:
+        """Return the JSON of a response of a key. Raises NotFound and StoreError."""
+        record, _ = await self._store("store").get(id, owner, "response_id")
+        assert record.turn is not UNSET
+        return bytes(_decode_turn(record.turn).reply)
+
+    async def delete(self, id: str, owner: RequestOwner) -> None:
+        """Raises NotFound and StoreError."""
+        await self._store("store").delete(id, owner, "response_id")
+
+    def _store(self, field: str) -> States:
+        if self._states is None:
+            raise InvalidRequest(f"{field} is for `srm serve`, which stores responses", field)
+        return self._states
+
+    def _digest(self, asked: ResponseRequest, request: ChatRequest) -> str:
+        chat = request.conversation
+        own = asked.instructions or "", chat.chat_template_kwargs, chat.tools, chat.tells_tools
+        return blake2b(msgspec.json.encode([*own, self._vocabulary])).hexdigest()
+
+
+def _with_ids(request: ChatRequest, i: int, token_ids: bytes) -> ChatRequest:
+    """Return a chat in which these ids are all tokens up to the end of a message."""
+    ids = Raw(msgspec.json.encode(memoryview(token_ids).cast("i").tolist()))
+    message = msgspec.structs.replace(request.messages[i], generation_token_ids=ids)
+    messages = [*request.messages[:i], message, *request.messages[i + 1 :]]
+    return msgspec.structs.replace(request, messages=messages)
+
+
+def add_routes(router: Router, responses: Responses) -> None:
+    """Add the routes of responses that were stored."""
+
+    @router.get("/v1/responses/{response_id}")
+    async def get_response(response_id: str) -> HttpResponse:
+        return json_reply(await responses.stored(response_id, of_current_request()))
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete_response(response_id: str) -> HttpResponse:
+        await responses.delete(response_id, of_current_request())
+        return json_reply(ResponseDeleted(id=response_id))

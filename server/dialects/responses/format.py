@@ -33,6 +33,7 @@ from srm.server.dialects.responses.reply import (
 )
 from srm.server.dialects.responses.request import ResponseRequest, TextOptions
 from srm.server.errors import ErrorBody
+from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation
 from srm.server.reply.format import encode_json
 from srm.server.reply.items import Item, ItemFormat
@@ -65,16 +66,44 @@ class ResponsesFormat(ItemFormat):
         super().__init__(generation, calls)
         self._asked = asked
         self._num_events = 0
+        self.wants_tokens = bool(asked.store)  # so that no event is made without its parts
+        self.sampled = bytearray()
+        """All that was sampled, int32 little-endian, if it is to be stored."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What is said, as the message of a chat; a call that was cut is the text that it is."""
+        calls = [item for item in self.items if item.name is not None]
+        text = "".join(item.decoded for item in self.items if item.name is None)
+        if any(item.status != "completed" for item in calls):
+            text, calls = (
+                self.generation.text.decode(bytes(self.sampled)).decode(errors="replace"),
+                [],
+            )
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        for item in calls:
+            function = {"name": item.name, "arguments": item.decoded}
+            call = {"id": self._call_id_of(item), "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+        return message
+
+    def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
+        if self.wants_tokens:
+            self.sampled += b"".join(part.token_ids for part in parts)
+        return super().events(parts)
 
     def shown(self, item: Item) -> OutputItem:
         id, status = self._id_of(item), item.status
         if item.name is None:
             content = [] if status == "in_progress" else [_part(item)]
             return OutputMessage(id=id, status=status, content=content)
-        call_id = f"call_{self.number}_{item.place}"
+        call_id = self._call_id_of(item)
         return OutputCall(
             id=id, call_id=call_id, name=item.name, arguments=item.text, status=status
         )
+
+    def _call_id_of(self, item: Item) -> str:
+        return f"call_{self.number}_{item.place}"
 
     def _id_of(self, item: Item) -> str:
         is_text = item.name is None
@@ -157,7 +186,7 @@ class ResponsesFormat(ItemFormat):
                 "model": self.generation.model_name,
                 "parallel_tool_calls": bool(asked.parallel_tool_calls),
                 "reasoning": Reasoning(effort),
-                "store": False,
+                "store": bool(asked.store) and status != "failed",
                 "text": asked.text or TextOptions(),
                 "top_logprobs": asked.top_logprobs or 0,
             },

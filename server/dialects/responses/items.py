@@ -173,8 +173,8 @@ def _item(value: Raw) -> InputItem:
     kind = bytes(given.get("type", b'"message"'))
     if kind == b'"item_reference"':
         raise msgspec.ValidationError(
-            "nothing is stored, so there is nothing to refer to: send the item itself, as clients "
-            "do that send store = false"
+            "items cannot be referred to: send previous_response_id, or the item itself, as "
+            "clients do that send store = false"
         )
     if kind[1:-1].decode() not in _NEEDED:
         raise msgspec.ValidationError(f"items of type {show(given['type'])} are not read")

@@ -77,9 +77,10 @@ class Response(msgspec.Struct, kw_only=True):
     output: Annotated[Raw, Meta(extra_json_schema=_ITEMS)]
     """An OutputMessage, or the OutputCalls that the request asks for."""
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
     reasoning: Reasoning = Reasoning()
-    store: bool = False
+    store: bool
+    """Whether it is there to be asked for, once it is whole."""
     temperature: float
     text: TextOptions
     tool_choice: str | FunctionChoice
@@ -101,6 +102,12 @@ class Response(msgspec.Struct, kw_only=True):
     """Version of the weights that made the last token: 1, and one more for each change."""
     first_weights_version: int | UnsetType = UNSET
     """Version of the weights that made the first token of a whole reply, if it is another one."""
+
+
+class ResponseDeleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
 
 
 EventType = Literal[

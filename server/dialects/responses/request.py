@@ -1,7 +1,7 @@
 """The body of POST /v1/responses, checked field by field.
 
-A response is the next message of a chat: `chat_of_response` makes that of instructions and items.
-Nothing is kept between requests.
+A response is the next message of a chat: `chat_of_response` makes that of instructions, items and
+the messages of the response that it goes on from.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
 
     successors: ClassVar = {
         **dict.fromkeys(ChatRequest.__struct_encode_fields__, "POST /v1/chat/completions has it"),
-        "previous_response_id": "nothing is stored: send what was said before as items of input",
-        "conversation": "nothing is stored: send what was said before as items of input",
+        "conversation": "previous_response_id goes on from a response",
         "background": "POST /v1/batches runs requests in the background",
         "prompt": "prompts are not stored: send instructions and input",
         "truncation": "POST /v1/chat/completions has truncate_prompt_tokens",
@@ -143,7 +142,11 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
     ) = None
     """Accepted and not used: usage is in the last event, and events are not padded."""
     store: bool | None = None
-    """Accepted and not used: nothing is stored, and the reply says false."""
+    """Store the response for a day, to be asked for and gone on from."""
+    previous_response_id: (
+        Annotated[str, Meta(description="the id of a response that was stored")] | None
+    ) = None
+    """Go on from this response: what was said up to it comes before `input`."""
     reasoning: (
         Annotated[
             ReasoningOptions,
@@ -241,16 +244,23 @@ _SHOWN_OF_CHAT = {
 """The same in messages of errors."""
 
 
-def parse_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
-    """Check the body of POST /v1/responses; return it, and the chat that it stands for. Raises
+def parse_response(body: bytes) -> tuple[ResponseRequest, dict[str, Raw]]:
+    """Check the body of POST /v1/responses; return it, and its fields as they came. Raises
     InvalidRequest naming field and value."""
     given = given_fields(body, ResponseRequest, RESPONSE_NEUTRAL)
     require(given, "input", "a text, or a list of items")
     items = items_of_input(given["input"])
-    request = checked(ResponseRequest, given, {"input": items}, RESPONSE_NEUTRAL)
+    return checked(ResponseRequest, given, {"input": items}, RESPONSE_NEUTRAL), given
+
+
+def chat_of_response(
+    request: ResponseRequest, given: dict[str, Raw], before: Sequence[dict[str, Any]] = ()
+) -> ChatRequest:
+    """Return the chat that a body stands for, which goes on from the messages `before`. Raises
+    InvalidRequest naming field and value."""
     with naming_as_here():
         try:
-            return request, _chat(request, given)
+            return _chat(request, given, before)
         except InvalidRequest as error:
             if error.message.startswith("response_format must be "):
                 raise refused(ResponseRequest, "text", given["text"]) from None
@@ -261,12 +271,14 @@ naming_as_here = partial(naming, _OF_CHAT, _SHOWN_OF_CHAT)
 """Has an error about the chat's field name the response's."""
 
 
-def _chat(request: ResponseRequest, given: dict[str, Raw]) -> ChatRequest:
+def _chat(
+    request: ResponseRequest, given: dict[str, Raw], before: Sequence[dict[str, Any]]
+) -> ChatRequest:
     """Return the chat of a response. Raises InvalidRequest naming its fields."""
     same = given.keys() & ({*ChatRequest.__struct_fields__} & {*request.__struct_fields__})
     same -= {"tools", "tool_choice", "top_logprobs", "stream_options"}
     fields = {name: given[name] for name in same}
-    messages = messages_of({"messages": _messages(request)})
+    messages = messages_of({"messages": to_json(chat_messages(request, before))})
     if request.instructions:
         messages.insert(0, Message("system", request.instructions))
     converted: dict[str, Any] = {"messages": messages}
@@ -309,12 +321,15 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
     return {"type": fields.pop("type"), "function": fields}
 
 
-def _messages(request: ResponseRequest) -> Raw:
-    """Return the messages of the items; calls are part of the assistant's message before them."""
+def chat_messages(
+    request: ResponseRequest, before: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the messages `before` and those of the items; calls are part of the assistant's
+    message before them."""
     if isinstance(request.input, str):
-        return to_json([{"role": "user", "content": request.input}])
+        return [*before, {"role": "user", "content": request.input}]
     messages: list[dict[str, Any]] = []
-    call_ids = set()
+    call_ids = {call["id"] for message in before for call in message.get("tool_calls", ())}
     for i, item in enumerate(request.input):
         if item.type == "message":
             messages.append({"role": item.role, "content": _content(item.content)})
@@ -337,7 +352,7 @@ def _messages(request: ResponseRequest) -> Raw:
         raise InvalidRequest(
             f"input must have a message or a call; got {show(request.input)}", "input"
         )
-    return to_json(messages)
+    return [*before, *messages]
 
 
 def _content(

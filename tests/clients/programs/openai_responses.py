@@ -36,11 +36,13 @@ tools = [openai.pydantic_function_tool(Add)]
 ).output
 assert call.type == "function_call" and isinstance(call.parsed_arguments, Add)
 refusals = []
-for fields in ({"previous_response_id": whole.id}, {"background": True}):
-    try:
-        client.responses.create(input=QUESTION, **asked, **fields)
-    except openai.BadRequestError as error:
-        refusals.append(error.param)
+try:
+    client.responses.create(input=QUESTION, background=True, **asked)
+except openai.BadRequestError as error:
+    refusals.append(error.param)
+after = client.responses.create(input=turns[-1:], previous_response_id=whole.id, **asked)
+assert client.responses.retrieve(whole.id) == whole
+client.responses.delete(whole.id)
 print(
     json.dumps(
         {
@@ -52,6 +54,7 @@ print(
             "parsed": parsed.model_dump() if parsed else None,
             "called": call.parsed_arguments.model_dump(),
             "refusals": refusals,
+            "after": after.output_text,
         }
     )
 )

@@ -18,11 +18,11 @@ from srm.engine.client.client import EngineClient
 from srm.server.dialects.chat import tokenize
 from srm.server.dialects.chat.request import parse_chat
 from srm.server.dialects.messages.request import parse_message
-from srm.server.dialects.responses.request import parse_response
 from srm.server.routes.app import create_app
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring
+from tests.kit.bodies.refusals import parse_response
 from tests.kit.serving import (
     CHAT_TEMPLATE,
     CHATS,

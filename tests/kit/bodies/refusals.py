@@ -8,7 +8,8 @@ from typing import Any
 
 from srm.errors import InvalidRequest
 from srm.server.dialects.chat.request import ChatRequest, parse_chat
-from srm.server.dialects.responses.request import ResponseRequest, parse_response
+from srm.server.dialects.responses import request
+from srm.server.dialects.responses.request import ResponseRequest, chat_of_response
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 
 USER = {"role": "user", "content": "hi"}
@@ -24,6 +25,12 @@ def chat(**fields: Any) -> ChatRequest:
 
 def response(**fields: Any) -> ResponseRequest:
     return parse_response(json.dumps({"input": "x", **fields}).encode())[0]
+
+
+def parse_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
+    """The body of a response, and the chat that it stands for."""
+    asked, given = request.parse_response(body)
+    return asked, chat_of_response(asked, given)
 
 
 def refusal(parse: Callable[..., Any], *args: Any, **fields: Any) -> InvalidRequest:

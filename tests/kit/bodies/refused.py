@@ -224,8 +224,8 @@ OF_OUTPUTS: list[tuple[Fields, str, str]] = [
 """At both routes."""
 ITEM = {"type": "reasoning", "summary": []}
 OF_RESPONSES: list[tuple[Fields, str, str]] = [
-    ({"previous_response_id": "resp_1"}, "previous_response_id", "as items of input"),
-    ({"conversation": "conv_1"}, "conversation", "as items of input"),
+    ({"previous_response_id": 1}, "previous_response_id", "the id of a response"),
+    ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
     ({"background": True}, "background", "POST /v1/batches"),
     ({"n": 2}, "n", "POST /v1/chat/completions makes many"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "POST /v1/chat/completions has it"),

@@ -11,12 +11,15 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from srm.errors import InvalidRequest
+from srm.server.dialects.responses.endpoint import Responses
 from srm.server.dialects.responses.format import ResponsesFormat
-from srm.server.dialects.responses.request import parse_response
 from srm.server.errors import INTERNAL
+from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.conversation import MAX_MESSAGES, Message
 from srm.server.schema.tools import CALL_HEAD
 from srm.server.text.text import Text
+from tests.kit.bodies.refusals import parse_response
 from tests.unit.server.reply.test_stream_writer import (
     CAT,
     CUT,
@@ -129,6 +132,15 @@ async def test_a_response_repeats_its_request(text: Text) -> None:
     reply = await render_whole(text, **asked)
     assert asked.items() <= reply.items()
     assert reply["store"] is False and reply["previous_response_id"] is None
+
+
+async def test_a_command_stores_no_responses(text: Text) -> None:
+    endpoint = Responses(None, text, None)  # type: ignore[arg-type]  # which are not asked
+    for fields in ({"store": True}, {"previous_response_id": "resp_1"}):
+        body = json.dumps({"input": "x", **fields}).encode()
+        with pytest.raises(InvalidRequest, match="is for `srm serve`") as refused:
+            await endpoint.begin(body, "resp_2", RequestOwner())
+        assert refused.value.param == next(iter(fields))
 
 
 async def test_an_error_in_a_stream_is_the_failed_response(text: Text) -> None:

@@ -13,9 +13,8 @@ from msgspec import UNSET
 from srm.errors import InvalidRequest
 from srm.server.dialects.chat.request import ChatRequest, parse_chat
 from srm.server.dialects.messages.request import parse_message
-from srm.server.dialects.responses.request import parse_response
 from srm.server.schema.conversation import Conversation
-from tests.kit.bodies.refusals import USER, chat, refusal
+from tests.kit.bodies.refusals import USER, chat, parse_response, refusal
 from tests.kit.bodies.refused import ADD, NO_ROOM, named, tool
 
 ANSWER = {"role": "assistant", "content": "ho"}

@@ -26,7 +26,7 @@ from srm.server.dialects.messages.request import (
     parse_count,
     parse_message,
 )
-from srm.server.dialects.responses.request import RESPONSE_NEUTRAL, ResponseRequest, parse_response
+from srm.server.dialects.responses.request import RESPONSE_NEUTRAL, ResponseRequest
 from srm.server.dialects.rollouts.requests import (
     GENERATE_NEUTRAL,
     TOKENS_NEUTRAL,
@@ -38,7 +38,7 @@ from srm.server.dialects.rollouts.requests import (
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import Fields, defaults_of, hints_of
-from tests.kit.bodies.refusals import USER, refusal
+from tests.kit.bodies.refusals import USER, parse_response, refusal
 
 
 class Door(NamedTuple):

@@ -19,11 +19,11 @@ from srm.server.commands import batch_input
 from srm.server.dialects.chat.request import parse_chat, parse_chats
 from srm.server.dialects.chat.tokenize import parse_detokenize, parse_tokenize
 from srm.server.dialects.messages.request import parse_count
-from srm.server.dialects.responses.request import parse_response
 from srm.server.http.bodies import parsed
 from srm.server.routes.batches import parse_batch
 from srm.server.schema import json_parts
 from srm.server.schema.completion_request import parse_completion
+from tests.kit.bodies.refusals import parse_response
 
 SIZE = 1_500_000
 """Bytes of the large value in a body."""

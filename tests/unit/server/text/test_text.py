@@ -18,13 +18,13 @@ from tokenizers import Tokenizer
 from srm.errors import CheckpointError
 from srm.server.dialects.chat.request import ChatRequest, parse_chat
 from srm.server.dialects.messages.request import parse_message
-from srm.server.dialects.responses.request import parse_response
 from srm.server.schema import validation
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.text import text as text_module
 from srm.server.text.stream import ByteTable
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import report_unread, use_defaults
+from tests.kit.bodies.refusals import parse_response
 from tests.kit.serving import TEXT_MODEL
 
 
