@@ -319,6 +319,24 @@ class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """Id of this message, which no running request has."""
 
 
+class ReadSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="read_sample"):
+    """Say which tokens a running sample has, and keep the state before the last of them for what
+    goes on from there. Answered with a Done that has them, or a Refusal where none such runs."""
+
+    id: str
+    """Id of this message, which no running request has."""
+    ids: tuple[str, ...]
+    """Ids that its request may have here."""
+    name: str
+    """`Request.name` that it may have instead, with an id that ends in the number of its prompt."""
+    prompt: int
+    """This number."""
+    index: int
+    """Which of the request's samples, also where several engines share it."""
+    share: str
+    """Its `Request.share`."""
+
+
 HEARTBEAT_S = 1.0
 """How often a client sends a Hello."""
 
@@ -456,6 +474,8 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
     id: str
     detail: dict[str, str | int | float] = {}
     """Facts about the result, by name."""
+    token_ids: bytes = b""
+    """int32 little-endian, of a sample that was to be read: its prompt's and its own."""
 
 
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
@@ -496,7 +516,7 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
 
 
 AboutWeights = LoadWeights | HoldWeights | PutWeights
-Control = Pause | Resume | EndRequests | DropPrefixes
+Control = Pause | Resume | EndRequests | DropPrefixes | ReadSample
 AboutRequest = Request | Abort | StopSamples | StartSamples
 ToEngine = AboutRequest | TakeSnapshot | AboutWeights | Hello | Control
 FromEngine = Outputs | Refusal | Done | Status

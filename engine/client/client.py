@@ -28,6 +28,7 @@ from srm.engine.messages import (
     Output,
     Pause,
     PutWeights,
+    ReadSample,
     Request,
     Resume,
     Running,
@@ -35,7 +36,7 @@ from srm.engine.messages import (
     TakeSnapshot,
     ToEngine,
 )
-from srm.errors import EngineError, EngineUnavailable, InvalidRequest
+from srm.errors import EngineError, EngineUnavailable, InvalidRequest, NotFound
 from srm.tasks import Fail, beside, end_process, task_group
 
 log = logging.getLogger(__name__)
@@ -201,6 +202,20 @@ class EngineClient:
         if any(have_paused) and not all(have_paused):  # else another's pause would end
             await self._ask_each(_resume())
         return _together(_all_done(answers, "nothing is paused"))
+
+    async def read_sample(self, of: str, prompt: int, index: int, share: str) -> Done:
+        """Return the tokens that a running sample has by now, as `Engine.read_sample`: of the
+        completion with this id, of whichever API process. Raises NotFound, and EngineUnavailable
+        where one that may run it is away."""
+        self.require_status()
+        ids = self.streams.spread.part_ids(f"{of}-{prompt}")
+        message = ReadSample(uuid.uuid4().hex, ids, of, prompt, index, share)
+        answers = (await self._ask_each(message)).values()
+        done = [answer for answer in answers if isinstance(answer, Done)]
+        if done:  # what an engine runs again for another one comes twice
+            return max(done, key=lambda answer: len(answer.token_ids))
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        raise min(errors, key=lambda error: isinstance(error, NotFound))
 
     def leave(self) -> None:
         """Have what is paused go on, and refuse to pause it from now on: whoever would resume it is

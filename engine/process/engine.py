@@ -21,7 +21,16 @@ from prometheus_client import Counter, Gauge
 from srm.engine import metrics
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
+from srm.engine.messages import (
+    REASONS,
+    Done,
+    Output,
+    ReadSample,
+    Request,
+    SamplingParams,
+    Status,
+    join,
+)
 from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.parking import merge_writes, parkable
 from srm.engine.scheduler.scheduler import Scheduler
@@ -30,7 +39,7 @@ from srm.engine.state.parked import Parked, in_parts
 from srm.engine.state.prefixes import NO_SLOT
 from srm.engine.steps.batch import I32, Batch, Launched, Runner
 from srm.engine.weights.weights import Weights
-from srm.errors import Overloaded, RequestError, SRMError
+from srm.errors import NotFound, Overloaded, RequestError, SRMError
 
 READ_SLOTS = 4_096  # slots whose states are copied from or to the device at once, about
 
@@ -145,6 +154,25 @@ class Engine:
         metrics.SEQUENCES.labels("abort").inc(len(outputs))
         self._publish()
         return outputs
+
+    def read_sample(self, asked: ReadSample) -> Done:
+        """Return the tokens of a running sample, and in the detail the salt of what goes on from
+        them; its state is kept for that as a prompt's is. The engine must be settled. Raises
+        NotFound."""
+        assert self._in_flight is None, "settle() comes first"
+        sample = self.scheduler.find_sample(asked)
+        if sample is None:
+            raise NotFound(
+                f"sample {asked.index} of {asked.name[:80]!r} does not run: there is no such "
+                "completion of yours, or the sample has ended"
+            )
+        if (prefix := self.scheduler.claim_state(sample)) is not None:
+            states = sample.states or self.runner.read_slots(np.array([sample.slot], np.int64))
+            self.runner.write_slots(np.array([prefix.slot], np.int64), states)
+            self.scheduler.prefixes.finish(prefix)
+            self.scheduler.prefixes.release(prefix)
+        salt = sample.group.request.salt
+        return Done(asked.id, {"salt": salt}, sample.tokens.astype("<i4").tobytes())
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
         """End these samples of a request; no further Output of them follows. See StopSamples."""

@@ -34,6 +34,7 @@ from srm.engine.messages import (
     Output,
     Outputs,
     Pause,
+    ReadSample,
     Request,
     Resume,
     StartSamples,
@@ -57,6 +58,7 @@ from srm.errors import (
     UNDECODABLE,
     EngineUnavailable,
     InvalidRequest,
+    NotFound,
     RequestError,
     SnapshotError,
     SRMError,
@@ -303,6 +305,12 @@ class EngineProcess:
         if isinstance(message, DropPrefixes):
             self._engine.scheduler.prefixes.forget()
             self._send(client, Done(message.id))
+            return
+        if isinstance(message, ReadSample):
+            try:
+                self._send(client, self._engine.read_sample(message))
+            except NotFound as error:
+                self._send(client, refusal(message.id, error))
             return
         self._send(client, self._end_requests(message))
 

@@ -115,6 +115,8 @@ def state_fields(given: GivenState | None, salt: str) -> dict[str, Any]:
     """Return the fields of an engine's Request that say from which state it begins, and who else
     may begin from what it leaves behind: with a given state nobody, since that is its owner's
     word."""
+    if given is not None and given.salt is not None:
+        return {"salt": given.salt}
     if given is None or not given.state:
         return {"salt": salt}
     return {

@@ -107,6 +107,12 @@ class Generation:
         """Whether every prompt needs the engine."""
 
     @property
+    def forked_at(self) -> int | UnsetType:
+        """Tokens that the sample had that this is a fork of, if it is one."""
+        is_fork = self.begun is not None and self.begun.salt is not None
+        return len(self.begun.token_ids) // 4 if self.begun and is_fork else UNSET
+
+    @property
     def first_version(self) -> int:
         """Version of the weights that made the first output; 0 before there is any."""
         return 0 if self.stream is None else self.stream.first_version

@@ -37,6 +37,8 @@ class GivenState:
     fingerprint: str
     turn: Raw | UnsetType = UNSET
     """What else there is of a response."""
+    salt: str | None = None
+    """Of a fork of a running sample: the salt of the request that it is of."""
 
     @property
     def length(self) -> int:

@@ -71,13 +71,15 @@ class WhileConnected(Response):
 def add_body_route(
     router: Router,
     path: str,
-    action: Callable[[bytes], Awaitable[Response | msgspec.Struct]],
+    action: Callable[..., Awaitable[Response | msgspec.Struct]],
     max_body_bytes: int,
 ) -> None:
-    """Add a POST that has an action answer its body, while the client waits."""
+    """Add a POST that has an action answer its body, while the client waits. The action is also
+    given the parameters of the path, by their names."""
 
     async def answer(request: Request) -> Response:
-        return WhileConnected(partial(action, await read_body(request, max_body_bytes)))
+        body = await read_body(request, max_body_bytes)
+        return WhileConnected(partial(action, body, **request.path_params))
 
     router.add_api_route(path, answer, methods=["POST"])
 

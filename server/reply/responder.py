@@ -235,10 +235,14 @@ class Endpoint(ABC):
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> Format:
         """Make a request ready to run. Raises the RequestError to answer with."""
 
+    def make_id(self) -> str:
+        """Return a new id of a reply, which cannot be guessed."""
+        return f"{self.id_prefix}{uuid.uuid4().hex}"
+
     async def answer(self, body: bytes) -> Response:
         """Return the reply to a body. Raises the RequestError to answer with."""
-        id = f"{self.id_prefix}{uuid.uuid4().hex}"
-        return await self._responder.respond(await self.begin(body, id, of_current_request()))
+        form = await self.begin(body, self.make_id(), of_current_request())
+        return await self._responder.respond(form)
 
     async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         """Return the JSON of the reply to a body without `stream`, for callers without a

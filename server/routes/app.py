@@ -146,6 +146,7 @@ def create_app(
     generating = [endpoint.route(config.max_body_bytes) for endpoint in made[1:]]
     router = app.router
     router.routes += generating
+    add_body_route(router, completions.FORK_PATH, completing.fork, config.max_body_bytes)
     tokenizing = tokenize.Tokenizing(text, served, template)
     tokenize.add_routes(router, tokenizing, config.max_body_bytes)
     render.add_routes(router, chatting.start, completing.start, config.max_body_bytes)

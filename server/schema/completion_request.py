@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
@@ -40,6 +40,9 @@ MAX_SAVED = 1_024
 MaxTokens = Annotated[int, Meta(ge=1, description="an integer of at least 1; max_tokens if both")]
 _BEST_OF = f"an integer from n to {MAX_CHOICES}; with stream, n"
 BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
+
+
+Place = Annotated[int, Meta(ge=0, description="an integer of at least 0")]
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -184,21 +187,51 @@ ABOUT_TEXT = ("stop", "include_stop_str_in_output", "skip_special_tokens", *SHOW
 """The same, where no text is made either."""
 
 
+class ForkRequest(CompletionRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/completions/{completion_id}/fork, checked."""
+
+    index: Place = 0
+    """Which sample of its prompt to go on from."""
+    prompt_index: Place = 0
+    """Which of its prompts that is of."""
+
+    def check(self) -> None:
+        super().check()
+        beside = {
+            "state": self.state is not None,
+            "cache_salt": self.cache_salt is not None,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens is not None,
+        }
+        self.refuse_beside(beside, "a fork")
+
+
+_Completing = TypeVar("_Completing", bound=CompletionRequest)
+
+
 def parse_completion(body: bytes) -> CompletionRequest:
     """Check the body of POST /v1/completions. Raises InvalidRequest naming field and value."""
-    given = given_fields(body, CompletionRequest, NEUTRAL)
-    if "state" not in given:
+    return _parse(body, CompletionRequest)
+
+
+def parse_fork(body: bytes) -> ForkRequest:
+    """Check the body of a fork. Raises InvalidRequest naming field and value."""
+    return _parse(body, ForkRequest)
+
+
+def _parse(body: bytes, kind: type[_Completing]) -> _Completing:
+    given = given_fields(body, kind, NEUTRAL)
+    if "state" not in given and kind is CompletionRequest:
         require(given, "prompt", "text, token ids, or a list of either")
     prompts = _prompts(given["prompt"]) if "prompt" in given else [b""]
     converted: dict[str, Any] = {"prompt": prompts}
     if "verify" in given:
         converted["verify"] = rules_of(given["verify"], len(converted["prompt"]))
-    request = checked(CompletionRequest, given, converted, NEUTRAL)
+    request = checked(kind, given, converted, NEUTRAL)
     longest = request.max_completion_tokens
     if longest is None:
         return request
     if "max_tokens" in given and request.max_tokens != longest:
-        raise refused(CompletionRequest, "max_completion_tokens", longest)
+        raise refused(kind, "max_completion_tokens", longest)
     return msgspec.structs.replace(request, max_tokens=longest)
 
 

@@ -180,6 +180,8 @@ class Completion(msgspec.Struct, kw_only=True):
     samples: list[Samples] | UnsetType = UNSET
     """Counts of the samples of each prompt; only with `until`, `verify`, or another `return` than
     "choices"."""
+    forked_at: int | UnsetType = UNSET
+    """Of a fork: tokens that the sample had then, with its prompt's."""
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

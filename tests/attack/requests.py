@@ -56,6 +56,7 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
             "tree": {"search": "best_first", "width": 2, "budget": 50, "depth": 9},
         },
     ),
+    "ForkRequest": ({"n": 9, "max_tokens": 9}, {"index": 1, "prompt_index": 1, "stream": True}),
     "StateRequest": (
         {"prompt": "the cat"},
         {"prompt": [9, 21], "ttl_s": 1, "metadata": {"a": "b"}},
@@ -146,7 +147,7 @@ def random_call(rng: random.Random, folders: list[str]) -> Call:
     """
     operation = rng.choice(OPERATIONS)
     path = operation.path
-    for name in ("file_id", "batch_id", "state_id", "response_id", "name"):
+    for name in ("file_id", "batch_id", "state_id", "response_id", "completion_id", "name"):
         given = ["tiny"] if name == "name" and rng.random() < 0.8 else ["x", "%00", "a" * 900]
         given += {"state_id": [STATE], "response_id": [RESPONSE]}.get(name, [])
         path = path.replace("{" + name + "}", rng.choice(given))

@@ -15,7 +15,9 @@
 9. Weights that are loaded again change no token, whether or not what runs is fed again.
 10. All of this where a grammar says what may be sampled, and where samples wait to be let start.
 11. All of this where requests bring states of their prompts' beginnings, and ask for states.
-12. The device samples each row as the record says that the scheduler had of it, whoever had the
+12. A sample that runs, waits or is parked says all of its tokens, and what goes on from them, its
+    state being kept, is what their whole prompt gives; one that has ended is refused.
+13. The device samples each row as the record says that the scheduler had of it, whoever had the
     row's slot before.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
@@ -42,6 +44,7 @@ from srm.engine.messages import (
     PROMPT,
     REASONS,
     Output,
+    ReadSample,
     Request,
     Running,
     SamplingParams,
@@ -55,7 +58,7 @@ from srm.engine.state.sequence import STREAMS, SequenceGroup
 from srm.engine.state.slots import SlotTable
 from srm.engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
 from srm.engine.steps.tokens import from_wire
-from srm.errors import InvalidRequest, Overloaded
+from srm.errors import InvalidRequest, NotFound, Overloaded
 from tests.kit.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
 from tests.kit.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
 from tests.kit.engines.strategies import EMITS, MAX_N, alike, configs, requests, tokens
@@ -73,6 +76,8 @@ class RecordingRunner(NumpyRunner):
     """Keeps what was launched, and asserts that it knows how each row is to be sampled."""
 
     table: SlotTable
+    writes = "began from a given state"
+    """What it is if states of prompts are written."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(WEIGHTS, config.num_slots, config.prefix_slots)
@@ -86,7 +91,7 @@ class RecordingRunner(NumpyRunner):
 
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         if slots.max() >= self.num_slots:
-            EngineMachine.reached["began from a given state"] += 1
+            EngineMachine.reached[self.writes] += 1
         super().write_slots(slots, states)
 
     def copy_slots(self, read: I64, write: I64) -> None:
@@ -111,6 +116,8 @@ def expected_of(request: Request) -> dict[int, Output]:
 
 
 rarely = st.integers(0, 9).map(lambda number: number == 9)
+PLAIN: dict[str, Any] = {"ignore_eos": True, "constraint": "", "logprobs": None, "min_tokens": 0}
+PLAIN |= {"stop_token_ids": (), "allowed_token_ids": (), "bad_words": ()}
 NO_STATE: dict[str, Any] = {"state": b"", "state_length": 0}
 
 
@@ -269,6 +276,49 @@ class EngineMachine(RuleBasedStateMachine):
             engine.stop(request_id, np.array(sorted(indices), np.int32), cut)
         assert group is None or stopped.isdisjoint(self.with_a_slot(group))
 
+    @rule(
+        prompt=st.lists(tokens, min_size=1, max_size=3),
+        like=requests,
+        steps=st.integers(0, 6),
+        parks=st.booleans(),
+        index=st.integers(0, 3),
+        more=st.lists(tokens, max_size=3),
+    )
+    def fork(
+        self, prompt: list[int], like: Request, steps: int, parks: bool, index: int, more: list[int]
+    ) -> None:
+        of = of_prompt(like, prompt, n=3, max_tokens=12, **PLAIN)
+        self.add(replace(of, first_wave=None))
+        id, scheduler = str(self.count), self.engine.scheduler
+        self.step(steps)
+        self.settle()
+        group = scheduler.registry.by_id.get(id)
+        if group is not None and parks:
+            slots = parkable(scheduler.table)
+            self.park_these(slots[scheduler.table.first_id[slots] == group.first_id].tolist())
+        parked = scheduler.parking.indices(group).tolist() if group else []
+        runs = [*self.with_a_slot(group), *parked] if group else []
+        is_waiting = group is not None and index in group.next_fresh(group.unstarted)
+        asked = ReadSample("r", (id,), "-", 0, index, of.share)
+        self.runner.writes = self.twin_runner.writes = "forked one that {}".format(
+            "is parked" if index in parked else "runs"
+        )
+        try:
+            done, twin = (engine.read_sample(asked) for engine in self.both)
+        except NotFound:
+            assert index not in runs and not is_waiting
+            return
+        finally:
+            self.runner.writes = self.twin_runner.writes = RecordingRunner.writes
+        assert done == twin and (index in runs or is_waiting)
+        sampled = done.token_ids.removeprefix(of.prompt_token_ids)
+        assert index in runs or not sampled
+        if of.emit != "final":
+            earlier = self.received.get((id, index), [])
+            assert b"".join(output.token_ids for output in earlier) == sampled
+        ids = np.frombuffer(done.token_ids, "<i4").tolist() + more
+        self.add(of_prompt(like, ids, n=2, prompt_logprobs=None))
+
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), below=st.integers(0, MAX_N))
     def start_below(self, data: st.DataObject, below: int) -> None:
@@ -310,9 +360,7 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         """Many samples of one request are parked one after the other, as in a preemption, and
         stopped or cut before they get slots again."""
-        plain: dict[str, Any] = {"ignore_eos": True, "constraint": "", "logprobs": None}
-        plain |= {"stop_token_ids": (), "allowed_token_ids": (), "bad_words": (), "min_tokens": 0}
-        many = of_prompt(like, prompt, n=6, max_tokens=12, **plain)
+        many = of_prompt(like, prompt, n=6, max_tokens=12, **PLAIN)
         self.add(replace(many, emit="final", first_wave=None))
         self.step(4)
         self.settle()
@@ -538,6 +586,8 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-typ
             "began from a given state",
             "kept the end of a sample",
             "went on from the end of a sample",
+            "forked one that runs",
+            "forked one that is parked",
         }
 
 

@@ -5,20 +5,28 @@ Parameters that are not honoured are refused in `server.schema`; all that reach 
 
 from __future__ import annotations
 
+from starlette.responses import Response
+
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import count_alternatives
 from srm.errors import InvalidRequest
 from srm.server.dialects.completions.format import CompletionFormat
 from srm.server.dialects.completions.models import Models
 from srm.server.generation.constraints import Constraints
-from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.engine_request import RequestOwner, of_current_request
 from srm.server.generation.generation import Generation, Save
 from srm.server.generation.prompts import GivenState, encode_prompts
 from srm.server.generation.states import States
 from srm.server.http.bodies import parsed
 from srm.server.http.request_log import note_not_enforced
 from srm.server.reply.responder import Endpoint, Responder
-from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
+from srm.server.schema.completion_request import (
+    PROMPT_FORMS,
+    CompletionRequest,
+    ForkRequest,
+    parse_completion,
+    parse_fork,
+)
 from srm.server.schema.completion_response import (
     Choice,
     Completion,
@@ -33,6 +41,7 @@ from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.text import Text
 
+FORK_PATH = "/v1/completions/{completion_id}/fork"
 _QUESTION = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 _EXAMPLES = {
     "One completion": {"prompt": _QUESTION, "max_tokens": 64, "temperature": 0},
@@ -68,6 +77,12 @@ OPERATIONS = (
                               NEUTRAL, _EXAMPLES),
               events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
               errors=(404, 409, 504)),
+    Operation("POST", FORK_PATH, "Completions that go on from where a running one stands.",
+              Completion, body=BodySchema(ForkRequest, {"prompt": PROMPT_FORMS,
+                                                        "verify": VERIFY_FORMS}, NEUTRAL),
+              parameters={"completion_id": "The id of a running completion, chat or response."},
+              events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
+              errors=(404, 409, 504)),
 )  # fmt: skip
 
 
@@ -101,6 +116,16 @@ class Completions(Endpoint):
         generation = await self.start(id, await parsed(parse_completion, body), owner)
         return CompletionFormat(generation)
 
+    async def fork(self, body: bytes, completion_id: str) -> Response:
+        """Return the reply to a body that goes on from a running sample of this completion, with
+        the tokens that it has by now. Raises the RequestError to answer with."""
+        request, owner = await parsed(parse_fork, body), of_current_request()
+        which = completion_id, request.prompt_index, request.index, owner.share
+        sample = await self._client.read_sample(*which)
+        begun = GivenState("", sample.token_ids, b"", "", salt=str(sample.detail["salt"]))
+        generation = await self.start(self.make_id(), request, owner, begun=begun)
+        return await self._responder.respond(CompletionFormat(generation))
+
     async def start(
         self,
         id: str,
@@ -108,9 +133,10 @@ class Completions(Endpoint):
         owner: RequestOwner,
         source: ConstraintSource | None = None,
         earlier: GivenState | None = None,
+        begun: GivenState | None = None,
     ) -> Generation:
         """Make a request ready to run; `source` says what completions are, in place of its fields.
-        `earlier` is a state from which the one prompt goes on if it begins with its tokens. Raises
+        It goes on from `begun`, or from `earlier` if the one prompt begins with its tokens. Raises
         the RequestError to answer with."""
         self._models.check(request.model)
         if owner.durable and request.priority:  # it would go ahead of other batches, or of people
@@ -121,7 +147,7 @@ class Completions(Endpoint):
             )
         self._check_fits(request)
         request = count_alternatives(request, self._text.model.vocab_size)
-        begun, save = await self._with_states(request, owner)
+        begun, save = await self._with_states(request, owner, begun)
         prompts = await encode_prompts(request, self._text, begun)
         if earlier is not None and prompts[0].startswith(earlier.token_ids):
             begun = earlier
@@ -133,18 +159,18 @@ class Completions(Endpoint):
         return Generation(id, request, prompts, self._text, owner, *own)
 
     async def _with_states(
-        self, request: CompletionRequest, owner: RequestOwner
+        self, request: CompletionRequest, owner: RequestOwner, begun: GivenState | None
     ) -> tuple[GivenState | None, Save | None]:
         """Return the state that a request goes on from, and what makes those of its choices."""
         states, id = self._states, request.state
         if id is None and not request.save_state:
-            return None, None
+            return begun, None
         if states is None:
             name = "save_state" if id is None else "state"
             raise InvalidRequest(f"{name} is for `srm serve`, which keeps states", name)
         if request.save_state and owner.durable:  # a line that is sent again would make others
             raise InvalidRequest("save_state is not for lines of a batch", "save_state")
-        begun = None if id is None else await states.given(id, owner, request.refeed)
+        begun = begun if id is None else await states.given(id, owner, request.refeed)
 
         async def save(token_ids: list[bytes]) -> list[str]:
             return await states.make_all(token_ids, owner, begun)

@@ -67,4 +67,4 @@ class CompletionFormat(Format):
         return [choices] if choices else []
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> Completion:  # noqa: ARG002
-        return Completion(**fields)
+        return Completion(**fields, forked_at=self.generation.forked_at)

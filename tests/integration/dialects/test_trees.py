@@ -110,11 +110,9 @@ def test_a_rule_decides_what_is_expanded(server: Server) -> None:
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 3.5])
 def test_beam_search_gives_the_best_of_its_tree(server: Server, length_penalty: float) -> None:
-    reply = complete(
-        *(server,),
-        **{"prompt": ["the cat", "a"], "n": 3, "use_beam_search": True, "logprobs": 0},
-        **{"return_token_ids": True, "length_penalty": length_penalty, "max_tokens": 5},
-    )
+    fields: dict[str, Any] = {"n": 3, "use_beam_search": True, "logprobs": 0, "max_tokens": 5}
+    fields |= {"length_penalty": length_penalty, "return_token_ids": True}
+    reply = complete(server, prompt=["the cat", "a"], **fields)
     for prompt, choices in (("the cat", reply["choices"][:3]), ("a", reply["choices"][3:])):
         tree = grown(server, prompt=prompt, tree=LIKELIEST)
         assert [c["token_ids"] for c in choices] == beams_of(tree, 3, length_penalty)
