@@ -36,7 +36,6 @@ _SWEPT = 64
 _VERSION = 1
 _PRAGMAS = {
     "synchronous": "NORMAL",
-    "wal_autocheckpoint": 100,  # pages: on a full disk the log is room that is missing
     "secure_delete": "ON",  # a state is its owner's prompt
 }
 _SCHEMA = f"""
@@ -146,7 +145,8 @@ class StateStore:
             self._sweep(connection, "LIMIT ?", _SWEPT)
             if shutil.disk_usage(self._path.parent).free < _SPARE_BYTES:
                 raise full(self._path.parent)
-            if (there := self._get(connection, record.id, record.owner)) is not None:
+            if row := self._row(connection, "record", record.id, record.owner):
+                there = self._decoded(row[0])
                 if there.digest != record.digest:
                     raise Conflict(f"id {record.id!r} is that of another state", "state_id")
                 return there
@@ -176,14 +176,10 @@ class StateStore:
         """Return an owner's state; None if there is none. Raises StoreError for a damaged one."""
 
         def get(connection: sqlite3.Connection) -> tuple[StateRecord, StateContent] | None:
-            record = self._get(connection, id, owner)
-            if record is None:
+            row = self._row(connection, "record, token_ids, state", id, owner)
+            if row is None:
                 return None
-            content = StateContent(
-                *connection.execute(
-                    "SELECT token_ids, state FROM states WHERE id = ? AND owner = ?", (id, owner)
-                ).fetchone()
-            )
+            record, content = self._decoded(row[0]), StateContent(*row[1:])
             if content.digest(record.fingerprint, record.arithmetic) != record.digest:
                 raise StoreError(f"state {id} is damaged in {self._path}: delete it")
             return record, content
@@ -235,12 +231,14 @@ class StateStore:
         """Return the bytes that an owner's states count for."""
         return self._run(lambda connection: self._used(connection, owner), if_none=lambda: 0)
 
-    def _get(self, connection: sqlite3.Connection, id: str, owner: str) -> StateRecord | None:
-        row = connection.execute(
-            "SELECT record FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
+    def _row(
+        self, connection: sqlite3.Connection, columns: str, id: str, owner: str
+    ) -> tuple[bytes, ...] | None:
+        row: tuple[bytes, ...] | None = connection.execute(
+            f"SELECT {columns} FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
             (id, owner, int(self._clock())),
         ).fetchone()
-        return None if row is None else self._decoded(row[0])
+        return row
 
     def _decoded(self, data: bytes) -> StateRecord:
         try:
