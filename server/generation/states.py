@@ -255,8 +255,16 @@ class States:
         )
 
     async def _add(self, id: str, key: str, content: StateContent, *own: Any) -> StateRecord:
-        record = self._record(id, key, content, *own)
-        return await self._run(self._store.add, record, content, self._max_bytes)
+        """Keep what was made, unless whoever asked for it has gone meanwhile."""
+        made = self._record(id, key, content, *own)
+        adding = asyncio.ensure_future(self._run(self._store.add, made, content, self._max_bytes))
+        try:
+            return await asyncio.shield(adding)
+        except asyncio.CancelledError:
+            await asyncio.wait([adding])  # a thread does not stop
+            if not adding.exception():
+                await self._run(self._store.delete, made.id, made.owner)
+            raise
 
     def _status(self) -> Status:
         return self._client.require_status()

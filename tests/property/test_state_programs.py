@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from srm.engine.messages import Output, Request, SamplingParams
-from srm.server.storage.states import ROW_BYTES
+from srm.server.storage.states import ROW_BYTES, StateStore
 from tests.kit.engines.making import engine_of
 from tests.kit.engines.numpy_runner import tiny_weights
 from tests.kit.processes.run_engine import alone, run
@@ -144,6 +144,8 @@ class Place:
         path = self.data / "states.sqlite3"
         if not path.exists():
             return 0
+        with closing(StateStore(self.data)) as store:
+            store.expire()  # as the process of jobs does each minute
         with closing(sqlite3.connect(path)) as connection:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             (used,) = connection.execute("SELECT count(*) FROM used").fetchone()
