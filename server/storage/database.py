@@ -64,6 +64,7 @@ _BUSY_S = 30
 """Seconds a transaction waits for those of other processes."""
 _ATTEMPTS = 4
 """Most times that something is tried in a database that is damaged and then mended or made anew."""
+_SHARED_BYTES = 32 * 1024
 _HEADER = struct.Struct(">18xBB24xI")
 """The beginning of a database file: in which formats it is to be written, to be read, and to have
 its tables described."""
@@ -298,7 +299,7 @@ def translated(folder: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(folder)):
             raise full(folder) from None
         if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
             raise _unwritable(folder, str(error)) from None
@@ -314,6 +315,14 @@ def translated(folder: Path) -> Iterator[None]:
         if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
             raise _unwritable(folder, reason) from None
         raise StoreError(f"{folder} failed: {reason}") from error
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether there is no room for the memory that SQLite's processes share, which is a file."""
+    try:
+        return shutil.disk_usage(folder).free < _SHARED_BYTES
+    except OSError:
+        return False
 
 
 def full(folder: Path) -> StoreFull:

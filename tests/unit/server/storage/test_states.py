@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from srm.errors import StoreError, StoreFull
 from srm.server.errors import Conflict, QuotaExceeded
 from srm.server.storage.states import ROW_BYTES, StateContent, StateRecord, StateStore, new_state_id
+from tests.attack.damage import Disk
 
 NOW = 1_000_000
 
@@ -170,6 +173,20 @@ def test_a_full_disk_refuses_more_and_lets_delete(
     with pytest.raises(StoreFull, match="no space is left"):
         made.add()
     assert made.store.delete(record.id, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of one's own needs root")
+def test_a_disk_without_a_byte_is_said_to_be_full(tmp_path: Path) -> None:
+    with closing(Disk(tmp_path / "disk", 20)) as disk:
+        made = Made(disk.folder)
+        records = [made.add() for _ in range(9)]
+        made.store.close()
+        disk.fill()
+        with pytest.raises(StoreFull, match="no space is left"):
+            made.store.get(records[0].id, "")
+        disk.free()
+        assert made.store.list("", 99) == records[::-1]
+        made.store.close()
 
 
 def test_damage_is_said_and_nothing_else_is_lost(made: Made) -> None:
