@@ -357,7 +357,7 @@ class Program:
         weights, begun = place.weights, own[id].ids if id else []
         body: dict[str, Any] = {"prompt": [more], "n": 3, "max_tokens": 4, "seed": 1}
         body |= {"save_state": True, "return_token_ids": True, "ignore_eos": True}
-        asked = [
+        asked: list[tuple[str, dict[str, Any]]] = [
             (STATES, {"prompt": more}),
             (STATES, {"prompt": more, **({"state": id} if id else {}), "refeed": bool(id)}),
             (COMPLETIONS, body),

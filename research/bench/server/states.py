@@ -10,19 +10,24 @@ from __future__ import annotations
 import random
 import secrets
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import numpy as np
 
 from research.bench.frame import Record, Settings, note, run, table
 from research.bench.host.serving import serving
 from srm.engine.config import ModelConfig
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import ConfigError
 from srm.server.storage.states import StateContent, StateRecord, StateStore, new_state_id
 
 
@@ -31,6 +36,10 @@ class StatesConfig(Settings, frozen=True):
 
     states: int = 100_000
     """States that are put into a store."""
+    state_bytes: int = 16_384
+    """Bytes of each."""
+    state_tokens: int = 1_000
+    """Tokens of each."""
     fetches: int = 20_000
     """States that are fetched of them, at random."""
     width: int = 256
@@ -48,19 +57,25 @@ class StatesConfig(Settings, frozen=True):
 def measure(config: StatesConfig) -> Record:
     """Return the rates of the store and of HTTP, and times to the first token."""
     with tempfile.TemporaryDirectory() as folder:
-        entry = {"store": note(_measure_store(Path(folder), config))}
-        return entry | note(_measure_servers(Path(folder), config))
+        store, ids = _measure_store(Path(folder), config)
+        entry = {"store": note(store)}
+        return entry | note(_measure_servers(Path(folder), ids, config))
 
 
-def _measure_store(folder: Path, config: StatesConfig) -> dict[str, Any]:
+def _measure_store(folder: Path, config: StatesConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return what was measured, and the ids of the states that are there."""
     store, ids = StateStore(folder), []
-    content = StateContent(secrets.token_bytes(4_000), secrets.token_bytes(16_384))
+    tokens, state = (
+        secrets.token_bytes(4 * config.state_tokens),
+        secrets.token_bytes(config.state_bytes),
+    )
+    content = StateContent(tokens, state)
     digest = content.digest("", "")
     begun = time.perf_counter()
     for _ in range(config.states):
         record = StateRecord(
             id=new_state_id(),
-            num_tokens=1_000,
+            num_tokens=config.state_tokens,
             num_bytes=content.num_bytes,
             fingerprint="",
             arithmetic="",
@@ -70,23 +85,29 @@ def _measure_store(folder: Path, config: StatesConfig) -> dict[str, Any]:
         )
         ids.append(store.add(record, content).id)
     add_s = time.perf_counter() - begun
-    seconds = []
+    seconds, cpu_s = [], time.process_time()
     for id in random.Random(0).choices(ids, k=config.fetches):
         begun = time.perf_counter()
         assert store.get(id, "") is not None
         seconds.append(time.perf_counter() - begun)
+    cpu_s = time.process_time() - cpu_s
     store.close()
-    return {
+    measured = {
         "content_bytes": len(content.token_ids) + len(content.state),
         "file_bytes": (folder / "states.sqlite3").stat().st_size,
         "added_per_s": config.states / add_s,
         "fetched_per_s": config.fetches / sum(seconds),
-        "fetch_p50_s": float(np.percentile(seconds, 50)),
-        "fetch_p99_s": float(np.percentile(seconds, 99)),
+        "fetch_cpu_s": cpu_s / config.fetches,
+        **_percentiles("fetch", seconds),
     }
+    return measured, ids
 
 
-def _measure_servers(folder: Path, config: StatesConfig) -> dict[str, Any]:
+def _percentiles(name: str, seconds: list[float]) -> dict[str, float]:
+    return {f"{name}_p{of}_s": float(np.percentile(seconds, of)) for of in (50, 99)}
+
+
+def _measure_servers(folder: Path, ids: list[str], config: StatesConfig) -> dict[str, Any]:
     model = ModelConfig(config.width, 8, 4, n_ctx=config.tokens + 256, vocab_size=2048)
     write_random_model(folder / "model", model)
     drawn = random.Random(1)
@@ -97,11 +118,18 @@ def _measure_servers(folder: Path, config: StatesConfig) -> dict[str, Any]:
         state = http.post("/v1/states", json={"prompt": prompt}).raise_for_status().json()
         path = f"/v1/states/{state['id']}/content"
         file = http.get(path).raise_for_status().content
-        create = {"json": {"prompt": prompt[:100]}}
-        rates = {
-            "created_per_s": _rate(http, config, "POST", "/v1/states", **create),
-            "http_fetched_per_s": _rate(http, config, "GET", path),
-        }
+        read = msgspec.json.encode({"prompt": prompt[:100]})
+        made = _ask(first.url, config, [("POST", "/v1/states", read)] * config.requests)
+    with serving(*flags, f"--data-dir={folder}") as stored:
+        drawn_ids = drawn.choices(ids, k=config.requests)
+        asked = [("GET", f"/v1/states/{id}/content", b"") for id in drawn_ids]
+        fetched = _ask(stored.url, config, asked)
+    rates = {
+        "created_per_s": made[0],
+        "http_fetched_per_s": fetched[0],
+        **_percentiles("http_create", made[1]),
+        **_percentiles("http_fetch", fetched[1]),
+    }
     with serving(*flags, f"--data-dir={folder / 'second'}") as second:
         http = httpx.Client(base_url=second.url, timeout=600)
         begun = time.perf_counter()
@@ -122,16 +150,30 @@ def _measure_servers(folder: Path, config: StatesConfig) -> dict[str, Any]:
     return {"state_bytes": len(file), "put_s": put_s, "first_token_s": times, **rates}
 
 
-def _rate(http: httpx.Client, config: StatesConfig, method: str, path: str, **asked: Any) -> float:
-    """Return requests a second."""
+def _ask(
+    url: str, config: StatesConfig, asked: list[tuple[str, str, bytes]]
+) -> tuple[float, list[float]]:
+    """Return requests a second, of a method, a path and a body each, and the seconds of each.
 
-    def ask(_: int) -> None:
-        http.request(method, path, **asked).raise_for_status()
+    By the client of Python's library, which is a part of the time, and a smaller one than httpx.
+    """
+    address, local = urlsplit(url), threading.local()
+
+    def ask(request: tuple[str, str, bytes]) -> float:
+        if not hasattr(local, "connection"):
+            local.connection = HTTPConnection(address.hostname or "", address.port)
+        begun = time.perf_counter()
+        local.connection.request(*request, {"content-type": "application/json"})
+        reply = local.connection.getresponse()
+        content = reply.read()
+        if reply.status != 200:
+            raise ConfigError(f"{request[0]} {request[1]}: {content[:300]!r}")
+        return time.perf_counter() - begun
 
     begun = time.perf_counter()
     with ThreadPoolExecutor(config.connections) as threads:
-        list(threads.map(ask, range(config.requests)))
-    return config.requests / (time.perf_counter() - begun)
+        seconds = list(threads.map(ask, asked))
+    return len(asked) / (time.perf_counter() - begun), seconds
 
 
 def markdown(record: Record) -> list[str]:
@@ -153,7 +195,10 @@ def markdown(record: Record) -> list[str]:
         ),
         "",
         f"A fetch from the store takes {store['fetch_p50_s'] * 1e6:.0f} us (p50) and "
-        f"{store['fetch_p99_s'] * 1e6:.0f} us (p99).",
+        f"{store['fetch_p99_s'] * 1e6:.0f} us (p99), of which a processor works "
+        f"{store['fetch_cpu_s'] * 1e6:.0f} us; over HTTP, {settings['connections']} at a time, "
+        f"{record['http_fetch_p50_s'] * 1e3:.1f} ms and {record['http_fetch_p99_s'] * 1e3:.1f} ms. "
+        f"The database has {store['file_bytes']:,} bytes.",
         "",
         f"A prompt of {settings['tokens']:,} tokens, random weights of d {settings['width']}; its "
         f"state is a file of {record['state_bytes']:,} bytes, most of them token ids, and is put "
