@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,9 @@ from tests.kit.serving import (
     SERVER_FLAGS,
     TEXT_MODEL,
     Server,
-    children,
     complete,
     error_of,
     free_port,
-    is_ready,
     wait_until,
 )
 
@@ -257,52 +252,3 @@ def test_other_weights_refuse_a_state_or_feed_it(folders: Path, tmp_path: Path) 
         assert tokens(reply) == tokens(complete(server, prompt=[5, 6, 7, 8], **asked))
         again = make(server, state=id, refeed=True)["id"]
         assert tokens(go_on(server, again, prompt=[8], **asked)) == tokens(reply)
-
-
-def test_random_programs_give_what_whole_prompts_give(servers: tuple[Server, Server]) -> None:
-    """Create, go on, fork, save, fetch, put elsewhere, delete, crash: whatever the order."""
-    r = random.Random(1)
-    known: list[dict[str, list[int]]] = [{}, {}]  # of each server: states and their tokens
-
-    def crash(number: int) -> None:
-        (engine,) = (pid for name, pid in children(servers[number]).items() if "engine" in name)
-        os.kill(engine, signal.SIGKILL)
-        wait_until(lambda: not is_ready(servers[number]))
-        wait_until(lambda: is_ready(servers[number]))
-
-    for step in range(150):
-        number = r.randrange(2)
-        server, own = servers[number], known[number]
-        more = [r.randrange(3, 300) for _ in range(r.randint(1, 5))]
-        id = r.choice(list(own)) if own else None
-        kind = r.choice(["create", "go on", "fork", "save", "move", "delete", "delete"])
-        if step in {50, 100}:
-            crash(number)
-        if kind == "create" or id is None:
-            own[make(server, prompt=more)["id"]] = more
-        elif kind == "go on":
-            if len(own[id]) < 60:
-                own[make(server, state=id, prompt=more)["id"]] = own[id] + more
-        elif kind in {"fork", "save"}:
-            asked = {"n": 2, "max_tokens": 3, "seed": step, "return_token_ids": True}
-            saves = {"save_state": True} if kind == "save" and len(own[id]) < 60 else {}
-            reply = go_on(server, id, prompt=[more], **asked, **saves)
-            assert tokens(reply) == tokens(complete(server, prompt=[own[id] + more], **asked))
-            if saves:
-                for choice in reply["choices"]:
-                    own[choice["state"]] = own[id] + more + choice["token_ids"]
-        elif kind == "move":
-            if put(servers[1 - number], id, content(server, id)).status_code == 200:
-                known[1 - number][id] = own[id]
-        else:
-            assert server.http.delete(f"{STATES}/{id}").json()["deleted"]
-            del own[id]
-        while len(own) > 8:  # below the quota
-            gone = next(iter(own))
-            assert server.http.delete(f"{STATES}/{gone}").json()["deleted"]
-            del own[gone]
-    for server, own in zip(servers, known, strict=True):
-        for id in own:
-            assert server.http.delete(f"{STATES}/{id}").json()["deleted"]
-        server.wait_until_idle()
-        assert server.metric("srm_engine_waiting_sequences") == 0
