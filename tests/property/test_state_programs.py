@@ -18,11 +18,11 @@ import os
 import shutil
 import signal
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -187,12 +187,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Place]]:
 
 KINDS = (
     *("create", "create", "go on", "go on", "sample", "sample", "save", "save", "fetch", "move"),
-    *("move", "delete", "look", "of short life", "expire", "weights", "fill"),
+    *("move", "delete", "look", "of short life", "expire", "fill"),
 )
-CRASHES = ("engine", "api", "jobs", "all")
+DISTURBANCES = ("engine", "api", "jobs", "all", *("weights",) * 6)
 tokens = st.lists(st.integers(3, 300), min_size=1, max_size=8)
 steps = st.tuples(
-    st.sampled_from(KINDS * 6 + CRASHES), st.integers(0, 1), st.sampled_from("aab"),
+    st.sampled_from(KINDS * 6 + DISTURBANCES), st.integers(0, 1), st.sampled_from("aab"),
     st.integers(0, 99), tokens,
 )  # fmt: skip
 programs = st.lists(steps, min_size=5, max_size=12)
@@ -208,73 +208,71 @@ class Program:
         }
 
     def step(self, kind: str, number: int, key: str, pick: int, more: list[int]) -> None:
-        place, own = self.places[number], self.known[number, key]
+        at, own = (number, key), self.known[number, key]
         id = [*own][pick % len(own)] if own else None
-        short = {"ttl_s": 1} if kind == "of short life" else {}
-        if kind in CRASHES:
-            self.crash(kind, number, key, id, more)
-        elif kind == "weights":
-            place.change_weights(1 - place.weights)
+        if kind in DISTURBANCES:
+            self.disturb(kind, at, id, more)
         elif kind == "fill":
-            while self.create(number, key, None, more, {}):
+            while self.create(at, None, more):
                 pass
         elif kind == "expire":
             for gone in [id for id, state in own.items() if state.is_short]:
-                wait_until(lambda: place.ask("GET", f"{STATES}/{gone}", key).status_code == 404)  # noqa: B023
+                path = f"{STATES}/{gone}"
+                wait_until(partial(self.is_404, number, path, key))
                 del own[gone]
-        elif kind in {"create", "of short life"} or id is None:
-            self.create(number, key, None, more, short)
+        elif kind == "of short life":
+            self.create(at, None, more, ttl_s=1)
+        elif kind == "create" or id is None:
+            self.create(at, None, more)
         elif kind == "go on":
-            self.create(number, key, id, more, {"refeed": True} if pick % 2 else {})
+            self.create(at, id, more, **({"refeed": True} if pick % 2 else {}))
         elif kind in {"sample", "save"}:
-            self.sample(number, key, id, more, pick, kind == "save")
+            self.sample(at, id, more, pick, kind == "save")
         else:
-            self.look(kind, number, key, id, pick)
+            self.look(kind, at, id, pick)
 
-    def is_gone(self, reply: httpx.Response, number: int, key: str, id: str) -> bool:
-        """Whether a state has expired, which only one of short life may."""
-        if reply.status_code != 404:
-            return False
-        assert self.known[number, key].pop(id).is_short, reply.text
-        return True
+    def is_404(self, number: int, path: str, key: str) -> bool:
+        return self.places[number].ask("GET", path, key).status_code == 404
 
-    def is_refused(
-        self, reply: httpx.Response, number: int, begun: State | None, refeed: bool
+    def is_done(
+        self,
+        reply: httpx.Response,
+        at: tuple[int, str],
+        begun: State | None,
+        new: Sequence[State] = (),
+        refeed: bool = False,
     ) -> bool:
-        """Whether other weights refuse a state, which they must if they do not feed it."""
-        is_other = begun is not None and begun.weights != self.places[number].weights
+        """Whether it is; else a state of short life has expired, or other weights or the quota
+        refuse it, which they must, and then only."""
+        states = self.known[at].values()
+        if reply.status_code == 404:
+            assert begun is not None and begun.is_short, reply.text
+            self.known[at] = {
+                id: state for id, state in self.known[at].items() if state is not begun
+            }
+            return False
+        is_other = begun is not None and begun.weights != self.places[at[0]].weights
         assert (reply.status_code == 409) == (is_other and not refeed), reply.text
-        return reply.status_code == 409
-
-    def is_over(self, reply: httpx.Response, number: int, key: str, new: list[State]) -> bool:
-        """Whether the quota refuses new states, which it must, and only then."""
-        states = self.known[number, key].values()
         added = sum(state.num_bytes for state in new)
-        most = sum(state.num_bytes for state in states) + added
+        most = added + sum(state.num_bytes for state in states)
         least = most - sum(state.num_bytes for state in states if state.is_short)
         if reply.status_code == 403:
             assert most > MAX_BYTES, reply.text
-            return True
-        assert reply.status_code == 200, reply.text
-        assert least <= MAX_BYTES, f"{least} bytes are over the quota"
-        return False
+        elif reply.status_code != 409:
+            assert reply.status_code == 200, reply.text
+            assert least <= MAX_BYTES or not new, f"{least} bytes are over the quota"
+        return reply.status_code == 200
 
-    def create(
-        self, number: int, key: str, id: str | None, more: list[int], fields: dict[str, Any]
-    ) -> bool:
+    def create(self, at: tuple[int, str], id: str | None, more: list[int], **fields: Any) -> bool:
         """Whether it was made."""
-        place, own = self.places[number], self.known[number, key]
-        begun = None if id is None else own[id]
+        place, own = self.places[at[0]], self.known[at]
+        begun = own[id] if id else None
         new = State((begun.ids if begun else []) + more, place.weights, "ttl_s" in fields)
         if len(new.ids) > TEXT_MODEL.n_ctx:
             return False
-        body = {"prompt": more, **({} if id is None else {"state": id}), **fields}
-        reply = place.ask("POST", STATES, key, json=body)
-        if id is not None and self.is_gone(reply, number, key, id):
-            return False
-        if self.is_refused(reply, number, begun, "refeed" in fields):
-            return False
-        if self.is_over(reply, number, key, [new]):
+        body = {"prompt": more, **({"state": id} if id else {}), **fields}
+        reply = place.ask("POST", STATES, at[1], json=body)
+        if not self.is_done(reply, at, begun, [new], "refeed" in fields):
             return False
         made = reply.json()
         assert (made["tokens"], made["bytes"]) == (len(new.ids), new.num_bytes)
@@ -282,27 +280,20 @@ class Program:
         own[made["id"]] = new
         return True
 
-    def sample(
-        self, number: int, key: str, id: str, more: list[int], seed: int, saves: bool
-    ) -> None:
+    def sample(self, at: tuple[int, str], id: str, more: list[int], seed: int, saves: bool) -> None:
         """Two samples, equal to those of the whole prompt; their states are known, if saved."""
-        place, own = self.places[number], self.known[number, key]
-        begun, params = own[id], {"n": 2, "max_tokens": 5, "seed": seed}
-        refeed = {"refeed": True} if seed % 2 else {}
-        ids = begun.ids + more
+        place, own = self.places[at[0]], self.known[at]
+        params = {"n": 2, "max_tokens": 5, "seed": seed}
+        ids = own[id].ids + more
         if len(ids) + params["max_tokens"] > TEXT_MODEL.n_ctx:
             return
         body = {"state": id, "prompt": [more], "logprobs": 0, "return_token_ids": True, **params}
-        body |= {"ignore_eos": True, "save_state": saves, **refeed}
-        reply = place.ask("POST", COMPLETIONS, key, json=body)
-        if self.is_gone(reply, number, key, id):
-            return
-        if self.is_refused(reply, number, begun, bool(refeed)):
-            return
+        body |= {"ignore_eos": True, "save_state": saves, **({"refeed": True} if seed % 2 else {})}
+        reply = place.ask("POST", COMPLETIONS, at[1], json=body)
         expected = undisturbed(tuple(ids), place.weights, **params)
         sampled = [np.frombuffer(expected[index].token_ids, "<i4").tolist() for index in range(2)]
-        new = [State(ids + own_tokens, place.weights) for own_tokens in sampled]
-        if self.is_over(reply, number, key, new if saves else []):
+        new = [State(ids + added, place.weights) for added in sampled]
+        if not self.is_done(reply, at, own[id], new if saves else (), bool(seed % 2)):
             return
         for index, choice in enumerate(reply.json()["choices"]):
             assert choice["token_ids"] == sampled[index]
@@ -311,39 +302,28 @@ class Program:
             if saves:
                 own[choice["state"]] = new[index]
 
-    def look(self, kind: str, number: int, key: str, id: str, pick: int) -> None:
+    def look(self, kind: str, at: tuple[int, str], id: str, pick: int) -> None:
         """Fetch a state's content, put it elsewhere, delete it, or ask for it with another key."""
-        place, own = self.places[number], self.known[number, key]
-        path = f"{STATES}/{id}"
-        if kind == "delete":
-            reply = place.ask("DELETE", path, key)
-            if not self.is_gone(reply, number, key, id):
-                assert reply.json()["deleted"], reply.text
-                del own[id]
-            return
-        reply = place.ask("GET", f"{path}/content", key)
-        if self.is_gone(reply, number, key, id):
+        (number, key), own = at, self.known[at]
+        place, path, other = self.places[number], f"{STATES}/{id}", (number, "ba"["ab".index(key)])
+        method, end = ("DELETE", "") if kind == "delete" else ("GET", "/content")
+        reply = place.ask(method, path + end, key)
+        if kind == "delete" or reply.status_code == 404:
+            assert own.pop(id).is_short or reply.status_code == 200
             return
         self.check(own[id], reply.content)
-        if kind == "look":
-            other = "b" if key == "a" else "a"
-            for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/content")):
-                reply_to = place.ask(method, path + rest, other)
-                assert reply_to.status_code == (200 if id in self.known[number, other] else 404)
-                if method == "DELETE":
-                    self.known[number, other].pop(id, None)
-                    break
+        if kind == "look" and id not in self.known[other]:
+            for method, end in (("GET", ""), ("DELETE", ""), ("GET", "/content")):
+                assert place.ask(method, path + end, other[1]).status_code == 404
         if kind == "move":
-            there, its_key = (1 - number, key) if pick % 3 else (number, "b" if key == "a" else "a")
-            moved = State(own[id].ids, own[id].weights)
-            put = self.places[there].ask("PUT", f"{path}/content", its_key, content=reply.content)
-            if self.is_refused(put, there, moved, refeed=False):
-                return
-            known = self.known[there, its_key]
-            if id in known and put.status_code == 200:  # the same again changes nothing
-                known[id].is_short &= put.json()["expires_at"] - put.json()["created_at"] < 9
-            elif not self.is_over(put, there, its_key, [moved]):
-                known[id] = moved
+            there = (1 - number, key) if pick % 3 else other
+            moved, known = State(own[id].ids, own[id].weights), self.known[there]
+            asked = self.places[there[0]].ask
+            put = asked("PUT", f"{path}/content", there[1], content=reply.content)
+            new = [] if id in known and put.status_code == 200 else [moved]  # the same again
+            if self.is_done(put, there, moved, new):
+                lives_s = put.json()["expires_at"] - put.json()["created_at"]
+                known[id] = State(moved.ids, moved.weights, lives_s < 9)
 
     def check(self, state: State, file: bytes) -> None:
         """A file has the bits that the undisturbed engine gives."""
@@ -351,17 +331,16 @@ class Program:
         assert arrays["token_ids"].tolist() == state.ids
         assert arrays["state"].tobytes() == undisturbed_state(tuple(state.ids), state.weights)
 
-    def crash(self, who: str, number: int, key: str, id: str | None, more: list[int]) -> None:
-        """Kill while states are made, and learn which are there."""
-        place, own = self.places[number], self.known[number, key]
-        weights, begun = place.weights, own[id].ids if id else []
+    def disturb(self, who: str, at: tuple[int, str], id: str | None, more: list[int]) -> None:
+        """Kill, or change weights, while states are made, and learn which are there."""
+        (number, key), own = at, self.known[at]
+        place, begun = self.places[number], own[id].ids if id else []
         body: dict[str, Any] = {"prompt": [more], "n": 3, "max_tokens": 4, "seed": 1}
         body |= {"save_state": True, "return_token_ids": True, "ignore_eos": True}
+        goes_on = {"state": id, "refeed": True} if id else {}
         asked: list[tuple[str, dict[str, Any]]] = [
-            (STATES, {"prompt": more}),
-            (STATES, {"prompt": more, **({"state": id} if id else {}), "refeed": bool(id)}),
-            (COMPLETIONS, body),
-            (COMPLETIONS, {**body, **({"state": id} if id else {}), "refeed": bool(id)}),
+            *((STATES, {"prompt": more}), (STATES, {"prompt": more, **goes_on})),
+            *((COMPLETIONS, body), (COMPLETIONS, body | goes_on)),
         ]
 
         def ask(path: str, body: dict[str, Any]) -> httpx.Response | None:
@@ -372,24 +351,22 @@ class Program:
 
         with ThreadPoolExecutor(4) as threads:
             replies = [threads.submit(ask, *request) for request in asked]
-            place.kill(who)
-        if who == "all":
-            self.places[number].weights = 0
+            if who == "weights":
+                place.change_weights(1 - place.weights)
+            else:
+                place.kill(who)
         answered: set[str] = set()
         for reply in (future.result() for future in replies):
             if reply is None:
                 assert who in {"api", "all"}
                 continue
-            # The quota, a state that has expired or is too long, or the engine that has gone.
-            assert reply.status_code in {200, 400, 403, 404, 503}, reply.text
+            # Too long, the quota, expired, of other weights by now, or the engine that has gone.
+            assert reply.status_code in {200, 400, 403, 404, 409, 503}, reply.text
             if reply.status_code == 200:
                 made = reply.json()
-                answered |= (
-                    {item["state"] for item in made["choices"]}
-                    if "choices" in made
-                    else {made["id"]}
-                )
-        listed = {state["id"]: state for state in self.listed(number, key)}
+                choices = [item["state"] for item in made.get("choices", ())]
+                answered |= {id for id in choices or [made["id"]] if id}  # none: it is full
+        listed = {state["id"]: state for state in self.listed(at)}
         assert answered <= listed.keys(), "a state that was answered is not there"
         for gone in own.keys() - listed.keys():
             assert own.pop(gone).is_short
@@ -399,27 +376,26 @@ class Program:
             file = place.ask("GET", f"{STATES}/{made_id}/content", key).content
             ids = load(file)["token_ids"].tolist()
             assert ids[: len(more)] == more or ids[: len(begun + more)] == begun + more
-            own[made_id] = State(ids, weights)
+            prints = [weights.fingerprint for weights in WEIGHTS]
+            own[made_id] = State(ids, prints.index(listed[made_id]["fingerprint"]))
             self.check(own[made_id], file)
 
-    def listed(self, number: int, key: str) -> list[dict[str, Any]]:
-        reply = self.places[number].ask("GET", f"{STATES}?limit=1000", key)
+    def listed(self, at: tuple[int, str]) -> list[dict[str, Any]]:
+        reply = self.places[at[0]].ask("GET", f"{STATES}?limit=1000", at[1])
         states: list[dict[str, Any]] = reply.json()["data"]
         return states
 
     def check_all(self) -> None:
         """All that is to be there is, and nothing else."""
-        for (number, key), own in self.known.items():
-            there = {state["id"] for state in self.listed(number, key)}
+        for at, own in self.known.items():
+            there = {state["id"] for state in self.listed(at)}
             assert there <= own.keys()
             assert all(own[id].is_short for id in own.keys() - there)
 
     def clear(self) -> None:
-        """Delete everything; then nothing is held."""
         for number, key in self.known:
-            for state in self.listed(number, key):
-                reply = self.places[number].ask("DELETE", f"{STATES}/{state['id']}", key)
-                assert reply.status_code == 200 or state["expires_at"] - state["created_at"] < 9
+            for state in self.listed((number, key)):
+                self.places[number].ask("DELETE", f"{STATES}/{state['id']}", key)
         for place in self.places:
             if place.weights:
                 place.change_weights(0)
@@ -430,7 +406,7 @@ CREATED = ("create", 0, "a", 0, [5, 6, 7])
 
 
 @settings(
-    max_examples=200 if settings.get_current_profile_name() == "fuzz" else 12,
+    max_examples=200 if settings.get_current_profile_name() == "fuzz" else 8,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],  # to shrink takes minutes: servers start in programs
 )
