@@ -406,7 +406,7 @@ CREATED = ("create", 0, "a", 0, [5, 6, 7])
 
 
 @settings(
-    max_examples=200 if settings.get_current_profile_name() == "fuzz" else 8,
+    max_examples=100 if settings.get_current_profile_name() == "fuzz" else 8,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],  # to shrink takes minutes: servers start in programs
 )
