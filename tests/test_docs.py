@@ -364,8 +364,8 @@ def test_shell_examples_run(server: Server) -> None:
     for example in examples:
         message = ran(BASH, example, server.url)
         assert message.startswith(("{", "data: ")) and '"error":{' not in message
-    (refused,) = blocks("api/completions.md", "sh test refused")
-    (shown,) = blocks("api/completions.md", "json")
+    (refused,) = blocks("api/compatibility.md", "sh test refused")
+    (shown,) = blocks("api/compatibility.md", "json")
     assert json.loads(ran(BASH, refused, server.url)) == json.loads(shown)
 
 
