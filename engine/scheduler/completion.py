@@ -300,6 +300,8 @@ class StepCompletion:
     def _keep_ends(self, rows: SampledRows, reasons: I64) -> None:
         """Keep the states of those of these ended sequences that something may go on from."""
         table, prefixes = self._table, self._prefixes
+        if not prefixes.keep:
+            return
         keeps = table.keeps_end[rows.slots] & (reasons != ERROR)
         keeps &= ~table.switches.have_met(table.sequence_id[rows.slots])  # of several weights
         rows, reasons = rows.select(keeps), reasons[keeps]
@@ -312,10 +314,8 @@ class StepCompletion:
                 continue  # the text is complete
             sampled = table.output_tokens.read(slot, len(group.prompt) - 1, position)
             tokens = np.concatenate([group.prompt, np.frombuffer(sampled, "<i4")])
-            salt = group.request.salt
-            if not prefixes.keep or prefixes.find(tokens, salt).length == len(tokens):
-                continue
-            if (prefix := prefixes.claim(tokens, group.order, salt)) is not None:
+            prefix = prefixes.claim(tokens, group.order, group.request.salt, only_new=True)
+            if prefix is not None:
                 prefixes.finish(prefix)
                 prefixes.release(prefix)
                 self._copies.append((slot, prefix.slot))

@@ -95,12 +95,17 @@ class Prefixes:
             node = node.parent
         return Found(node if node.is_ready else None, coming, shared)
 
-    def claim(self, tokens: I32, order: Order, salt: str = "") -> Prefix | None:
+    def claim(
+        self, tokens: I32, order: Order, salt: str = "", only_new: bool = False
+    ) -> Prefix | None:
         """Return a pinned prefix whose state the caller is to make; None if all slots are pinned.
-        It is kept if `finish`ed, unless there is one of these tokens already."""
+        It is kept if `finish`ed, unless there is one of these tokens already; with `only_new` none
+        is returned then."""
         if not self.num_available:
             return None
         if not self.free:
+            if only_new and self.find(tokens, salt).length == len(tokens):
+                return None
             evicted = next(iter(self.idle))
             del self.idle[evicted]
             self.num_evictions += 1
@@ -108,6 +113,8 @@ class Prefixes:
         # Only now, since giving a prefix up changes the tree.
         prefix = self._place(self._root(salt), tokens) if self.keep else Prefix(tokens)
         if prefix.slot != NO_SLOT:
+            if only_new:
+                return None
             prefix = Prefix(tokens)
         prefix.slot = self.free.pop()
         prefix.order = order
@@ -166,20 +173,19 @@ class Prefixes:
 
     def _descend(self, root: Prefix, tokens: I32) -> tuple[Prefix, int]:
         """Return the last node on the tokens' path, and how many tokens the path shares in all."""
-        node = root
-        while node.length < len(tokens):
-            child = node.children.get(int(tokens[node.length]))
+        node, begin, count = root, 0, len(tokens)
+        while begin < count:
+            child = node.children.get(int(tokens[begin]))
             if child is None:
                 break
-            stop = min(child.length, len(tokens))
-            differs = child.tokens[node.length : stop] != tokens[node.length : stop]
-            first = int(differs.argmax())
-            if differs[first]:
-                return node, node.length + first
+            stop = min(child.length, count)
+            edge, own = child.tokens[begin:stop], tokens[begin:stop]
+            if edge.tobytes() != own.tobytes():  # faster than to look where at once
+                return node, begin + int((edge != own).argmax())
             if stop < child.length:
                 return node, stop
-            node = child
-        return node, node.length
+            node, begin = child, stop
+        return node, begin
 
     def _place(self, root: Prefix, tokens: I32) -> Prefix:
         """The node of exactly these tokens, made if need be."""
