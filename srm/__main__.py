@@ -30,6 +30,7 @@ Answer:
   generate  completions of one prompt
   batch     answers to a file of prompts: `srm batch in.jsonl -o out.jsonl`
   score     log-probabilities of given texts
+  replay    the tokens of receipts again, bit for bit
 
 A running server:
   weights   change its weights: `srm weights FOLDER`
@@ -68,6 +69,7 @@ COMMANDS = {
     "weights": "srm.server.commands.admin_cli:weights",
     "snapshot": "srm.server.commands.admin_cli:snapshot",
     "score": "srm.server.commands.score:main",
+    "replay": "srm.engine.python.replay:main",
     "train": "srm.training.__main__:main",
     "evaluate": "srm.training.__main__:main",
     "loadtest": "srm.loadtest.__main__:main",
@@ -87,6 +89,7 @@ BENCHMARKS = {
     "http": "research.bench.server.http",
     "sink": "research.bench.server.sink",
     "states": "research.bench.server.states",
+    "receipts": "research.bench.server.receipts",
     "against": "research.bench.server.against",
     "cards": "research.bench.server.cards",
     "table": "research.bench.records.table",

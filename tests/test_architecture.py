@@ -35,7 +35,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.device": (*_ENGINE, "engine.state", "engine.weights"),
     "engine.scheduler": (*_ENGINE, "engine.state"),
     "engine.process": (*_ENGINE, "engine.state", "engine.weights", "engine.scheduler"),
-    "engine.python": (*_ENGINE, "engine.weights", "engine.device", "engine.process"),
+    "engine.python": (
+        *(*_ENGINE, "engine.state", "engine.weights", "engine.device", "engine.process"),
+    ),
     "server": (*_SERVES, "engine.process.watchdog"),
     "server.schema": (*_SERVES, "server"),
     "server.http": (*_SERVES, "server", "server.schema"),

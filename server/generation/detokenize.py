@@ -151,7 +151,7 @@ class Detokenizer:
                 tops = slice(width * at, width * (at + size))
                 output = Output("", index, *own, top_ids[tops], top_logprobs[tops])
             part = ChoicePart(index, is_first, text, output, offsets, reason, stop_reason)
-            if request.return_weight_versions:
+            if request.needs_versions:
                 self._add_versions(part, tokens.versions[begin : begin + part.num_tokens])
             parts.append(part)
         return parts

@@ -207,9 +207,10 @@ def sampling_params(request: CompletionRequest, text: Text, constraint: str = ""
 
 
 def _alternatives(request: CompletionRequest) -> int | None:
-    """Return how many are asked for; never None with `best_of`, which ranks by logprobs."""
-    is_ranked = request.num_samples > request.n
-    return 0 if request.logprobs is None and is_ranked else request.logprobs
+    """Return how many are asked for; never None with `best_of`, which ranks by logprobs, nor with
+    a receipt, which has them."""
+    is_used = request.num_samples > request.n or request.receipt
+    return 0 if request.logprobs is None and is_used else request.logprobs
 
 
 def _prompt_alternatives(request: CompletionRequest) -> int | None:

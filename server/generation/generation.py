@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from srm.engine.client.client import EngineClient
 from srm.engine.client.streams import Delivery, Stream
 from srm.engine.messages import REASONS, Request
+from srm.engine.receipt import Receipt, cover_versions, params_that_decide, sha256
 from srm.engine.steps.tokens import NO_TOKENS, Tokens
 from srm.engine.tree_search import Node, Tree, TreeSearch
 from srm.errors import InvalidRequest
@@ -83,6 +84,9 @@ class Generation:
         self.weights_version: int | None = None
         """Version of the weights that made the latest output; None before there is any."""
         self._params = sampling_params(request, text, constraint)
+        self._requests: list[Request] = []  # of the engine
+        self._fingerprints: dict[int, str] = {}
+        self._arithmetic = ""
         stop_ids = self._params.stop_token_ids
         self.detokenizer = Detokenizer(request, prompts, text, stop_ids)
         self.stream: Stream | None = None
@@ -162,6 +166,22 @@ class Generation:
         """Counts of the samples drawn, if the reply has them."""
         return self._selection.samples() if self._says_samples else UNSET
 
+    def receipt(self, part: ChoicePart) -> Receipt:
+        """Return the receipt of a whole choice, whose versions are known."""
+        asked = self._requests[self._places[part.index // self.request.n]]
+        made = [(span.version, span.start, span.end) for span in part.versions or ()]
+        return Receipt(
+            arithmetic=self._arithmetic,
+            spans=cover_versions(made, self.first_version, self._fingerprints),
+            prompt_token_ids=asked.prompt_token_ids,
+            prompt_sha256=sha256(asked.prompt_token_ids),
+            params=params_that_decide(asked.params),
+            sample=part.tokens.index % self.request.num_samples,  # with `best_of` no choice's
+            token_ids=part.token_ids,
+            logprobs=part.tokens.logprobs,
+            finish_reason=part.finish_reason,
+        )
+
     async def run(
         self, client: EngineClient, at_once: int = AT_ONCE
     ) -> AsyncGenerator[Tokens, None]:
@@ -185,7 +205,9 @@ class Generation:
             return
         finder = self.detokenizer.finder
         only_ended = wants_whole(self.request) and not (self.request.stream and finder)
-        opened = client.open(requests, self.request.return_weight_versions, finder)
+        self._requests, self._fingerprints = requests, client.fingerprints
+        self._arithmetic = client.require_status().arithmetic
+        opened = client.open(requests, self.request.needs_versions, finder)
         with opened as stream:
             self.stream = stream
             while stream.unfinished:

@@ -17,9 +17,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from srm.engine.messages import FinishReason, Output
+from srm.engine.receipt import Receipt
 from srm.engine.steps.tokens import Tokens
 from srm.memory import Cache
 from srm.server import metrics
@@ -28,7 +29,7 @@ from srm.server.generation.generation import Generation
 from srm.server.http.responses import DONE, escape_line_ends, frame, frame_error
 from srm.server.reply.prompt import ShownPrompt
 from srm.server.reply.scores import ScoreWriter, scores_of
-from srm.server.schema.completion_response import Usage
+from srm.server.schema.completion_response import Usage, VersionSpan
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -154,6 +155,14 @@ class Format(ABC):
         return self.scores.render(
             part.tokens, self.request.logprobs, part.text_offset, before or ()
         )
+
+    def versions(self, part: ChoicePart) -> list[VersionSpan] | UnsetType:
+        """Return which weights made a choice's tokens, if that is asked for."""
+        return part.versions if self.request.return_weight_versions else UNSET
+
+    def receipt(self, part: ChoicePart) -> Receipt | UnsetType:
+        """Return the receipt of a whole choice, if it is asked for."""
+        return self.generation.receipt(part) if self.request.receipt else UNSET
 
     def token_ids(self, part: ChoicePart, unasked: _Unasked) -> list[int] | _Unasked:
         """Return the token ids of a choice, or `unasked` if they are not asked for."""

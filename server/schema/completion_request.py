@@ -99,6 +99,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         super().check()
         if not (self.max_tokens or self.echo or self.prompt_logprobs is not None):
             raise refused(CompletionRequest, "max_tokens", 0)
+        self.refuse_beside({"receipt": self.receipt and not self.max_tokens}, "max_tokens = 0")
         if self.prompt_logprobs_start and self.logprobs is not None:
             self.refuse_beside({"echo": self.echo}, "prompt_logprobs_start and logprobs")
         for named in NAMED.values():
@@ -179,7 +180,7 @@ _NOT_OF_BEAMS = (
     *("stream", "best_of", "stop", "stop_token_ids", "min_tokens", "keep_states", "echo"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words"),
     *("response_format", "structured_outputs", "json_schema", "regex", "ebnf"),
-    *("until", "prompt_logprobs", "return_weight_versions"),
+    *("until", "prompt_logprobs", "return_weight_versions", "receipt"),
 )
 SHOWN_TEXT = ("echo", "return_tokens_as_token_ids")
 """Fields that mean nothing where replies are packed."""

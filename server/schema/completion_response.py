@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from srm.engine.receipt import Receipt
 from srm.server.schema.openapi import reference
 
 
@@ -99,6 +100,8 @@ class Choice(msgspec.Struct, kw_only=True):
     tokens that come with it."""
     state: str | UnsetType | None = UNSET
     """Id of its state, with `save_state`; null where its tokens fill the context."""
+    receipt: Receipt | UnsetType = UNSET
+    """What `srm replay` makes its tokens again from, with `receipt`."""
 
 
 class PromptTokensDetails(msgspec.Struct):

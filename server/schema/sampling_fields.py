@@ -223,6 +223,8 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Write tokens in logprobs as token_id:17."""
     return_weight_versions: bool = False
     """Add weight_versions to choices: which weights made which tokens."""
+    receipt: bool = False
+    """Add to each choice a receipt, which srm replay makes its tokens again from."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """Of one key's requests, lower values go first."""
     request_id: RequestId | None = None
@@ -255,7 +257,13 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
                 is_asked = value is not None and value is not False
                 self.refuse_beside({name: is_asked}, 'return = "counts", which has no choices')
 
+    @property
+    def needs_versions(self) -> bool:
+        """Whether it must be known which weights made which tokens."""
+        return self.return_weight_versions or self.receipt
+
     def check(self) -> None:
+        self.refuse_beside({"receipt": self.receipt and self.stream}, "stream")
         for name, named in NAMED.items():
             wanted = getattr(self, name, None)
             if getattr(self, named) and (wanted is None or wanted is False):
@@ -284,7 +292,9 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
             raise refused(type(self), "seed", self.seed)
 
 
-_SHOWN_OF_CHOICES = ("logprobs", "prompt_logprobs", "return_token_ids", "return_weight_versions")
+_SHOWN_OF_CHOICES = (
+    *("logprobs", "prompt_logprobs", "return_token_ids", "return_weight_versions", "receipt"),
+)
 """Fields that say what a choice shows beside its text."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -41,15 +41,14 @@ class ChatFormat(Format):
             "token_ids": self.token_ids(part, UNSET if is_event else None),
             "matched": UNSET if part.matched is None else part.matched,
             "score": UNSET if part.score is None else part.score,
-            "weight_versions": part.versions,
+            "weight_versions": self.versions(part),
         }
         if is_event:
             delta = ChatDelta(role="assistant", content=self.echoed + part.text)
             return ChunkChoice(delta=delta, **fields)
         count = UNSET if part.count is None else part.count
-        return ChatChoice(
-            message=ChatMessage(content=self.echoed + part.text), count=count, **fields
-        )
+        message, receipt = ChatMessage(content=self.echoed + part.text), self.receipt(part)
+        return ChatChoice(message=message, count=count, receipt=receipt, **fields)
 
     def opening(self, parts: list[ChoicePart]) -> list[Any]:
         delta = ChatDelta(role="assistant", content=self.echoed)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
+from srm.engine.receipt import Receipt
 from srm.server.schema.completion_response import (
     NULL,
     PromptLogprobsJson,
@@ -78,6 +79,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     """Number of samples that this choice stands for; only with `return` = "unique"."""
     weight_versions: list[VersionSpan] | UnsetType = UNSET
     """Which weights made which of its tokens, with `return_weight_versions`."""
+    receipt: Receipt | UnsetType = UNSET
+    """What `srm replay` makes its tokens again from, with `receipt`."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):

@@ -28,8 +28,9 @@ class CompletionFormat(Format):
             matched=UNSET if part.matched is None else part.matched,
             score=UNSET if part.score is None else part.score,
             count=UNSET if part.count is None else part.count,
-            weight_versions=part.versions,
+            weight_versions=self.versions(part),
             state=part.state if request.save_state else UNSET,
+            receipt=self.receipt(part),
         )
         place = part.index // request.n
         if request.return_packed:
