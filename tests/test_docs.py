@@ -25,6 +25,7 @@ from srm import limited_process
 from srm.engine import metrics as engine_metrics
 from srm.engine.config import EngineConfig, Mixer, ModelConfig
 from srm.engine.messages import SamplingParams
+from srm.engine.python.replay import replay_parser
 from srm.engine.python.request_output import Completion, Generated
 from srm.engine.weights.convert import parser as convert_parser
 from srm.engine.weights.inspect_model import inspect_parser
@@ -257,7 +258,7 @@ def known_flags() -> set[str]:
     """Names of the flags of all commands."""
     fields = chain(*(settings_in(kind) for kind, _ in settings_tables()))
     flags = {"config", "help", "version"} | {field.name.replace("_", "-") for field in fields}
-    for parser in (convert_parser(), inspect_parser()):
+    for parser in (convert_parser(), inspect_parser(), replay_parser()):
         flags |= set(re.findall(r"--([a-z][a-z-]*)", parser.format_help()))
     return flags
 

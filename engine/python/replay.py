@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from srm.engine.config import BUNDLED_NAMES, EngineConfig, find_model
-from srm.engine.device.runner import make_runner
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.receipt import Receipt, ReceiptSpan, params_that_decide
 from srm.engine.state.parked import Parked
-from srm.engine.steps.batch import SlotStates
+from srm.engine.steps.batch import Runner, SlotStates
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.weights import Weights
 from srm.errors import UNDECODABLE, ConfigError, Overloaded, RequestError, SRMError, in_words
@@ -147,7 +147,8 @@ class Replayer:
         asked = {"model": folder, **dict(how)}
         config = build_struct(EngineConfig, asked, f"arithmetic {arithmetic!r}", strict=True)
         self.close()  # its memory is needed
-        runner = make_runner(weights, config)
+        device = import_module("srm.engine.device.runner")  # which --help does without
+        runner: Runner = device.make_runner(weights, config)
         if runner.arithmetic != arithmetic:
             raise ConfigError(f"it is {runner.arithmetic!r} here")
         self._engine = engine = Engine(weights.config, runner, config, fingerprint)
@@ -299,10 +300,11 @@ def read_receipts(lines: Iterable[bytes]) -> Iterator[Replay | str]:
         line, place = data.removeprefix(BOM_UTF8), f"line {number}"
         if not line.strip():
             continue
+        places: dict[str, Any] = {}
         try:
             value = msgspec.json.decode(line, type=dict[str, Any])
             if "format" in value:
-                places: dict[str, Any] = {place: value}
+                places[place] = value
             else:
                 reply = (value.get("response") or {}).get("body") or value
                 receipts = [choice.get("receipt") for choice in reply["choices"]]
@@ -326,8 +328,7 @@ def read_receipts(lines: Iterable[bytes]) -> Iterator[Replay | str]:
                 yield Replay(where, receipt)
 
 
-def main(argv: list[str]) -> int:
-    """Replay a file of receipts, and print which differ. Returns 1 if any does; raises SRMError."""
+def replay_parser() -> CommandParser:
     parser = CommandParser(
         prog="srm replay",
         description="Make the tokens of receipts again, and say where they differ.",
@@ -346,7 +347,12 @@ def main(argv: list[str]) -> int:
         required=True,
         help=about,
     )
-    given = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Replay a file of receipts, and print which differ. Returns 1 if any does; raises SRMError."""
+    given = replay_parser().parse_args(argv)
     try:
         with open_file(given.receipts) as file:
             read = list(read_receipts(file))
