@@ -81,6 +81,7 @@ BENCHMARKS = {
     "engine": "research.bench.engine.throughput",
     "prefill": "research.bench.engine.prefill",
     "until": "research.bench.engine.until",
+    "trees": "research.bench.engine.trees",
     "host": "research.bench.host.host",
     "replays": "research.bench.host.replays",
     "profile": "research.bench.gpu.profile",
