@@ -9,12 +9,13 @@ tree of likeliest tokens of which each round expands the best.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from srm.engine.config import ModelConfig
@@ -26,6 +27,9 @@ MAX_NODES = 2**17
 """Most nodes of a tree."""
 Ends = Literal["stop", "split", "length"]
 """Why a node ends: at the end of the text, at a token where nodes end, or at its length."""
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+Decode = Callable[[I32], str]
 
 
 class Tree(
@@ -80,46 +84,54 @@ class Tree(
 
 
 @dataclass(slots=True, eq=False)
-class Node:
-    """A node; without parent it is the prompt."""
+class TreeNode:
+    """A node of a tree: some tokens that follow its parent's."""
 
     number: int
     """Place among all nodes, in the order in which they came; -1 of the prompt."""
-    parent: Node | None
-    index: int
-    """Place among its siblings."""
+    parent: TreeNode | None
+    """None of those that follow the prompt."""
     depth: int
-    token_ids: bytes
-    """Its own, int32 little-endian."""
-    logprobs: bytes
-    """Theirs, float32 little-endian."""
+    """Nodes from the prompt to this one."""
+    token_ids: I32
+    """i32[tokens] its own, at most `node_tokens`."""
+    logprobs: F32
+    """f32[tokens] theirs."""
     logprob: float
     """Sum over all tokens from the prompt on."""
     num_tokens: int
     """How many these are."""
     ends: Ends
-    seed: int
+    is_leaf: bool
+    """Whether nothing may follow: it ends the text, or the tree or the context is as deep."""
+    score: float
+    """Nodes with the highest are expanded first; by default `logprob`."""
+    seed: int = field(repr=False)
     """Its children are samples of this seed."""
-    is_leaf: bool = False
-    """Whether nothing may follow."""
-    text: str = ""
-    """Text from the prompt on, for whoever wants it."""
-    score: float = 0.0
-    """Nodes with the highest are expanded first."""
-    tie: float = 0.0
-    """Of those with equal scores, nodes with the highest of these."""
+    decode: Decode = field(repr=False)
+    tie: float = field(default=0.0, repr=False)
+    """Of nodes with equal scores, those with the highest are first."""
 
     @property
-    def path(self) -> bytes:
+    def path(self) -> I32:
         """All tokens from the prompt on."""
-        return b"".join(node.token_ids for node in self._line())
+        return np.concatenate([node.token_ids for node in self._line()])
 
     @property
-    def path_logprobs(self) -> bytes:
+    def path_logprobs(self) -> F32:
         """Log-probabilities of these."""
-        return b"".join(node.logprobs for node in self._line())
+        return np.concatenate([node.logprobs for node in self._line()])
 
-    def _line(self) -> list[Node]:
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob / self.num_tokens
+
+    @property
+    def text(self) -> str:
+        """Text from the prompt on. Raises InvalidRequest where there is no tokenizer."""
+        return self.decode(self.path)
+
+    def _line(self) -> list[TreeNode]:
         """The nodes from the prompt to this one."""
         line, node = [self], self.parent
         while node is not None:
@@ -127,46 +139,39 @@ class Node:
             node = node.parent
         return line[::-1]
 
-    @property
-    def mean_logprob(self) -> float:
-        return self.logprob / self.num_tokens if self.num_tokens else 0.0
 
-
-@dataclass(slots=True, eq=False)
 class TreeSearch:
-    """A tree that grows. Whoever owns it expands what `next_round` returns, gives new nodes text
-    and score, and then adds them."""
+    """A tree that grows. Whoever owns it expands what `next_round` returns, gives new nodes scores,
+    and then adds them."""
 
-    tree: Tree
-    model: ModelConfig
-    asked: Request
-    """Prompt, who asks, and how to sample; n and max_tokens are the tree's to say. Nodes end at its
-    stop tokens."""
-    root: Node = field(init=False)
-    """The prompt."""
-    only_leaves: bool = False
-    """Keep no others, of which there may then be any number."""
-    nodes: list[Node] = field(default_factory=list)
-    num_tokens: int = 0
-    """Tokens computed so far."""
-    _open: list[tuple[float, float, int, Node]] = field(
-        default_factory=list
-    )  # a heap, the best first
-    _num_made: int = 0  # nodes
+    def __init__(
+        self,
+        tree: Tree,
+        model: ModelConfig,
+        asked: Request,
+        decode: Decode,
+        only_leaves: bool = False,
+    ) -> None:
+        """`asked` says prompt, who asks, and how to sample; n and max_tokens are the tree's to say.
+        Nodes end at its stop tokens. `only_leaves` keeps no others, of which there may then be any
+        number. Raises InvalidRequest."""
+        if not only_leaves:
+            tree.check()
+        self.tree, self.asked = tree, asked
+        self._model, self._decode, self._only_leaves = model, decode, only_leaves
+        self._num_left = model.n_ctx - len(asked.prompt_token_ids) // 4 + 1  # the last is not fed
+        none = np.empty(0, np.int32), np.empty(0, np.float32)
+        self.prompt = TreeNode(
+            *(-1, None, 0, *none, 0.0, 0, "split", False, 0.0, asked.params.seed, decode)
+        )
+        """The prompt as a node."""
+        self.nodes: list[TreeNode] = []
+        self.num_tokens = 0
+        """Tokens computed so far."""
+        self._num_made = 0  # nodes
+        self._open = [(0.0, 0.0, -1, self.prompt)]  # a heap, the best first
 
-    def __post_init__(self) -> None:
-        """Raises InvalidRequest."""
-        if not self.only_leaves:
-            self.tree.check()
-        self.root = Node(-1, None, 0, 0, b"", b"", 0.0, 0, "split", self.asked.params.seed)
-        self._open.append((0.0, 0.0, -1, self.root))
-
-    @property
-    def _num_left(self) -> int:
-        """Most tokens that may follow the prompt: the last one is not fed."""
-        return self.model.n_ctx - len(self.asked.prompt_token_ids) // 4 + 1
-
-    def next_round(self) -> list[Node]:
+    def next_round(self) -> list[TreeNode]:
         """Return the nodes to expand now, the best first; none: the tree is complete."""
         if self.tree.budget is not None and self.num_tokens >= self.tree.budget:
             return []
@@ -176,7 +181,7 @@ class TreeSearch:
             self._open.clear()
         return best
 
-    def request(self, node: Node, id: str) -> Request:
+    def request(self, node: TreeNode, id: str) -> Request:
         """Return the request that makes a node's children."""
         is_sampled = self.tree.candidates == "samples"
         params = msgspec.structs.replace(
@@ -186,51 +191,45 @@ class TreeSearch:
             logprobs=0 if is_sampled else self.tree.branching,
             seed=node.seed,
         )
-        # What follows begins from the end of its parent.
-        begun = {} if node.parent is None else {"state": b"", "state_length": 0, "state_of": ""}
+        # What follows the prompt's children begins from the end of its parent, not from a state.
+        own: dict[str, Any] = {}
+        if node is not self.prompt:
+            own = {"state": b"", "state_length": 0, "state_of": ""}
+            own["prompt_token_ids"] = self.asked.prompt_token_ids + node.path.tobytes()
+        emit: Any = "final" if is_sampled else "delta"
         return msgspec.structs.replace(
-            self.asked,
-            id=id,
-            prompt_token_ids=self.asked.prompt_token_ids + node.path,
-            params=params,
-            emit="final" if is_sampled else "delta",
-            keeps_ends=True,
-            **begun,
+            self.asked, id=id, params=params, emit=emit, keeps_ends=True, **own
         )
 
-    def children(self, node: Node, outputs: Iterable[Output]) -> list[Node]:
+    def children(self, node: TreeNode, outputs: Iterable[Output]) -> list[TreeNode]:
         """Return a node's children, not added yet and with their log-probability as score, of the
         Outputs of its request. Raises SRMError where one failed."""
-        outputs = sorted(outputs, key=lambda output: output.index)
-        for output in outputs:
+        columns: list[tuple[I32, F32]] = []
+        for output in sorted(outputs, key=lambda output: output.index):
             if output.finish_reason == "error":
                 raise SRMError(output.error or "a sample failed")
-        if self.tree.candidates == "samples":
-            columns = [(output.token_ids, output.logprobs) for output in outputs]
-        else:
-            (output,) = outputs
-            ids, scores = (
-                np.frombuffer(own, "<i4") for own in (output.top_ids, output.top_logprobs)
-            )
-            may_be = (ids >= 0) & np.isfinite(scores.view("<f4"))
-            columns = [
-                (i.tobytes(), s.tobytes()) for i, s in zip(ids[may_be], scores[may_be], strict=True)
-            ]
-        seeds = sample_seeds(node.seed, np.arange(len(columns), dtype=np.int64)).tolist()
-        self.num_tokens += sum(len(output.token_ids) // 4 for output in outputs)
-        return [
-            self._child(node, index, *column, seeds[index]) for index, column in enumerate(columns)
-        ]
+            self.num_tokens += len(output.token_ids) // 4
+            ids, scores = output.token_ids, output.logprobs
+            if self.tree.candidates == "likeliest":
+                ids, scores = output.top_ids, output.top_logprobs
+            own = np.frombuffer(ids, np.int32), np.frombuffer(scores, np.float32)
+            if self.tree.candidates == "likeliest":
+                may_be = (own[0] >= 0) & np.isfinite(own[1])
+                columns += [(own[0][[at]], own[1][[at]]) for at in np.flatnonzero(may_be)]
+            else:
+                columns.append(own)
+        seeds = sample_seeds(node.seed, np.arange(len(columns))).tolist()
+        return [self._child(node, *own, seed) for own, seed in zip(columns, seeds, strict=True)]
 
-    def add(self, children: Iterable[Node]) -> None:
+    def add(self, children: Iterable[TreeNode]) -> None:
         """Add children of nodes of this round, in the order in which they were made."""
         for child in children:
-            if child.is_leaf or not self.only_leaves:
+            if child.is_leaf or not self._only_leaves:
                 self.nodes.append(child)
             if not child.is_leaf:
                 heapq.heappush(self._open, (-child.score, -child.tie, child.number, child))
 
-    def best(self, count: int, length_penalty: float) -> list[Node]:
+    def best(self, count: int, length_penalty: float) -> list[TreeNode]:
         """Return the best leaves: the highest log-probability over tokens ** `length_penalty` comes
         first."""
         leaves = (node for node in self.nodes if node.is_leaf)
@@ -238,20 +237,29 @@ class TreeSearch:
             count, leaves, key=lambda node: node.logprob / node.num_tokens**length_penalty
         )
 
-    def _child(self, node: Node, index: int, token_ids: bytes, logprobs: bytes, seed: int) -> Node:
-        num_tokens, depth = node.num_tokens + len(token_ids) // 4, node.depth + 1
-        last = int.from_bytes(token_ids[-4:], "little")
+    def _child(self, node: TreeNode, token_ids: I32, logprobs: F32, seed: int) -> TreeNode:
+        num_tokens, depth, last = node.num_tokens + len(token_ids), node.depth + 1, token_ids[-1]
         ends: Ends = "length"
-        if last in self.model.end_ids and not self.asked.params.ignore_eos:
+        if last in self._model.end_ids and not self.asked.params.ignore_eos:
             ends = "stop"
         elif last in self.asked.params.stop_token_ids:
             ends = "split"
-        logprob = node.logprob + float(np.frombuffer(logprobs, "<f4").sum(dtype=np.float64))
+        logprob = node.logprob + float(logprobs.sum(dtype=np.float64))
         is_leaf = ends == "stop" or depth == self.tree.depth or num_tokens >= self._num_left
-        place = self._num_made, node, index, depth
         self._num_made += 1
-        return Node(
-            *place, token_ids, logprobs, logprob, num_tokens, ends, seed, is_leaf, score=logprob
+        return TreeNode(
+            number=self._num_made - 1,
+            parent=None if node is self.prompt else node,
+            depth=depth,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            logprob=logprob,
+            num_tokens=num_tokens,
+            ends=ends,
+            is_leaf=is_leaf,
+            score=logprob,
+            seed=seed,
+            decode=self._decode,
         )
 
 

@@ -15,7 +15,7 @@ _HOMES = {
     "State": "srm.engine.python.state",
     "Until": "srm.engine.python.until",
     "Tree": "srm.engine.tree_search",
-    "TreeNode": "srm.engine.python.tree",
+    "TreeNode": "srm.engine.tree_search",
     "GenerateProgress": "srm.engine.python.offline",
     "Completion": "srm.engine.python.request_output",
     "CompletionPart": "srm.engine.python.request_output",

@@ -12,9 +12,9 @@ from srm.engine.python.request_output import CompletionPart as CompletionPart
 from srm.engine.python.request_output import Generated as Generated
 from srm.engine.python.request_output import TokenScores as TokenScores
 from srm.engine.python.state import State as State
-from srm.engine.python.tree import TreeNode as TreeNode
 from srm.engine.python.until import Until as Until
 from srm.engine.tree_search import Tree as Tree
+from srm.engine.tree_search import TreeNode as TreeNode
 from srm.errors import CheckpointError as CheckpointError
 from srm.errors import ConfigError as ConfigError
 from srm.errors import EngineError as EngineError

@@ -36,9 +36,9 @@ from srm.engine.python.request_output import Completion, CompletionPart, Generat
 from srm.engine.python.state import State
 from srm.engine.python.token_streams import TokenStreams
 from srm.engine.python.tokenizer import FolderTokenizer
-from srm.engine.python.tree import Score, TreeNode, check_params, grow
+from srm.engine.python.tree import Score, check_params, grow
 from srm.engine.python.until import Selection, Until
-from srm.engine.tree_search import Tree, TreeSearch
+from srm.engine.tree_search import Tree, TreeNode, TreeSearch
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.errors import (
     UNDECODABLE,
@@ -204,12 +204,14 @@ class Engine:
         (checked,) = _checked(params, 1)
         asked = iter([(prompt, check_params(checked))])
         (pending,) = in_turn(asked, self._tokenizer, **_begun(state, steps))
-        search = TreeSearch(_typed(tree, "tree."), steps.model, pending.request)
+        search = TreeSearch(
+            _typed(tree, "tree."), steps.model, pending.request, self._tokenizer.decode
+        )
         with naming(pending):
-            steps.scheduler.check(search.request(search.root, ""))
+            steps.scheduler.check(search.request(search.prompt, ""))
         self._is_busy = True
         try:
-            return grow(search, steps, self._step_uninterrupted, self._tokenizer.decode, score)
+            return grow(search, steps, self._step_uninterrupted, score)
         finally:
             self._end_all(steps)
 

@@ -20,7 +20,7 @@ from srm.engine.client.streams import Delivery, Stream
 from srm.engine.messages import REASONS, Request
 from srm.engine.receipt import Receipt, cover_versions, params_that_decide, sha256
 from srm.engine.steps.tokens import NO_TOKENS, Tokens
-from srm.engine.tree_search import Node, Tree, TreeSearch
+from srm.engine.tree_search import Tree, TreeNode, TreeSearch
 from srm.errors import InvalidRequest
 from srm.server.errors import NotFinite
 from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
@@ -225,7 +225,7 @@ class Generation:
 
     async def _search_beams(self, client: EngineClient, requests: list[Request]) -> Tokens:
         """Return the likeliest texts that beams find of each prompt, as its samples."""
-        n, rows = self.request.n, list[tuple[int, Node]]()
+        n, rows = self.request.n, list[tuple[int, TreeNode]]()
         if 2 * n > (most := client.require_status().max_logprobs):
             raise InvalidRequest(
                 f"n must be at most {most // 2}, half of max_logprobs, with use_beam_search; got "
@@ -236,7 +236,7 @@ class Generation:
             candidates="likeliest", branching=2 * n, width=n, depth=self._params.max_tokens
         )
         for place, request in enumerate(requests):
-            search = TreeSearch(beams, self.text.model, request, only_leaves=True)
+            search = TreeSearch(beams, self.text.model, request, repr, only_leaves=True)
             async with aclosing(grow(client, search, request.id)) as growing:
                 async for nodes in growing:
                     search.add(nodes)
@@ -249,9 +249,9 @@ class Generation:
         return Tokens(
             owners=np.array([owner for owner, _ in rows], np.int64),
             offsets=np.cumsum([0, *counts], dtype=np.int64),
-            token_ids=np.frombuffer(b"".join(node.path for _, node in rows), "<i4"),
+            token_ids=np.concatenate([node.path for _, node in rows]),
             reasons=np.array([REASONS.index(reason) for reason in reasons], np.uint8),
-            logprobs=np.frombuffer(b"".join(node.path_logprobs for _, node in rows), "<f4"),
+            logprobs=np.concatenate([node.path_logprobs for _, node in rows]),
         )
 
     async def certain(self, tokens: Tokens) -> list[ChoicePart]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import Output
-from srm.engine.tree_search import Node, TreeSearch
+from srm.engine.tree_search import TreeNode, TreeSearch
 from srm.errors import InvalidRequest, Overloaded
 
 _AT_ONCE = 16_384
@@ -16,7 +16,7 @@ _AT_ONCE = 16_384
 
 async def grow(
     client: EngineClient, search: TreeSearch, id: str
-) -> AsyncGenerator[list[Node], None]:
+) -> AsyncGenerator[list[TreeNode], None]:
     """Yield new nodes in order, some at a time, until the tree is complete; whoever reads them adds
     them to the search before it asks for more. `id` is unique. Raises what the engine refuses; one
     that becomes overloaded meanwhile is waited for."""
@@ -46,7 +46,7 @@ async def grow(
                 continue
             finally:
                 count += len(part)  # ids of what was given up may still be known
-            made: list[Node] = []
+            made: list[TreeNode] = []
             for node, own in zip(part, outputs, strict=True):
                 made += search.children(node, own)
             yield made

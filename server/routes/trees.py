@@ -9,13 +9,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-import numpy as np
 from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
-from srm.engine.tree_search import Node, TreeSearch
+from srm.engine.tree_search import I32, TreeNode, TreeSearch
 from srm.errors import InvalidRequest
 from srm.server import metrics
 from srm.server.dialects.completions.models import Models
@@ -36,7 +35,7 @@ from srm.server.http.responses import EventStream, add_body_route, frame
 from srm.server.schema.completion_response import Usage
 from srm.server.schema.json_parts import TokenIds
 from srm.server.schema.openapi import BodySchema, Operation
-from srm.server.schema.trees import TreeNode, TreeReply, TreeRequest, parse_tree_request
+from srm.server.schema.trees import TreeReply, TreeReplyNode, TreeRequest, parse_tree_request
 from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.text import Text
 
@@ -57,7 +56,7 @@ OPERATIONS = (
     Operation("POST", "/v1/trees", "A tree of samples of what may follow a prompt.", TreeReply,
               body=BodySchema(TreeRequest, {"prompt": (str, TokenIds), "verify": VERIFY_FORMS[:1]},
                               examples=_EXAMPLES),
-              events=TreeReply, parts=(TreeNode,), errors=(404, 409, 504)),
+              events=TreeReply, parts=(TreeReplyNode,), errors=(404, 409, 504)),
 )  # fmt: skip
 
 
@@ -76,7 +75,7 @@ class Trees:
         parts = self._parts(asked, search, verifier, id)
         if asked.stream:
             return EventStream(_framed(parts))
-        nodes: list[TreeNode] = []
+        nodes: list[TreeReplyNode] = []
         async with aclosing(parts):
             async for reply in parts:  # the same each time
                 nodes += reply.nodes
@@ -96,7 +95,10 @@ class Trees:
         (template,) = engine_requests(
             *(id, request, params, owner, [Prompt(token_ids)], [0], [None], begun)
         )
-        return TreeSearch(asked.shape, self._text.model, template)
+        return TreeSearch(asked.shape, self._text.model, template, self._decode)
+
+    def _decode(self, token_ids: I32) -> str:
+        return self._text.decode(token_ids.tobytes()).decode(errors="replace")
 
     def _split_ids(self, pattern: Pattern) -> list[int]:
         """Return the tokens in whose text the pattern is found. Blocks."""
@@ -128,7 +130,7 @@ class Trees:
                     scores = await self._score(asked, nodes, verifier)
                     search.add(nodes)
                     reply.nodes = [
-                        self._shown(node, score) for node, score in zip(nodes, scores, strict=True)
+                        _shown(node, score) for node, score in zip(nodes, scores, strict=True)
                     ]
                     reply.system_fingerprint = self._client.require_status().fingerprint
                     yield reply
@@ -140,13 +142,12 @@ class Trees:
             _account(num_prompt, search.num_tokens)
 
     async def _score(
-        self, asked: TreeRequest, nodes: list[Node], verifier: Verifier | None
+        self, asked: TreeRequest, nodes: list[TreeNode], verifier: Verifier | None
     ) -> list[float | None]:
         """Set what nodes are expanded by; return their scores by `verify`, None without it."""
         scores: list[float | None] = [None] * len(nodes)
         if verifier is not None:
-            texts = [(0, self._text.decode(node.path).decode(errors="replace")) for node in nodes]
-            scores = [*await verifier.scores(texts)]
+            scores = [*await verifier.scores([(0, node.text) for node in nodes])]
         for node, score in zip(nodes, scores, strict=True):
             if asked.score == "mean_logprob":
                 node.score = node.mean_logprob
@@ -154,20 +155,20 @@ class Trees:
                 node.score, node.tie = score, node.mean_logprob
         return scores
 
-    def _shown(self, node: Node, score: float | None) -> TreeNode:
-        assert node.parent is not None
-        return TreeNode(
-            id=node.number,
-            parent=None if node.parent.parent is None else node.parent.number,
-            depth=node.depth,
-            text=self._text.decode(node.token_ids).decode(errors="replace"),
-            token_ids=np.frombuffer(node.token_ids, "<i4").tolist(),
-            logprobs=np.frombuffer(node.logprobs, "<f4").tolist(),
-            logprob=node.logprob,
-            score=UNSET if score is None else score,
-            ends=node.ends,
-            is_leaf=node.is_leaf,
-        )
+
+def _shown(node: TreeNode, score: float | None) -> TreeReplyNode:
+    return TreeReplyNode(
+        id=node.number,
+        parent=None if node.parent is None else node.parent.number,
+        depth=node.depth,
+        text=node.decode(node.token_ids),
+        token_ids=node.token_ids.tolist(),
+        logprobs=node.logprobs.tolist(),
+        logprob=node.logprob,
+        score=UNSET if score is None else score,
+        ends=node.ends,
+        is_leaf=node.is_leaf,
+    )
 
 
 async def _framed(parts: AsyncGenerator[TreeReply, None]) -> AsyncGenerator[bytes, None]:

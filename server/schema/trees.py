@@ -112,7 +112,7 @@ class TreeRequest(Fields, frozen=True, kw_only=True):
         return request
 
 
-class TreeNode(msgspec.Struct, kw_only=True):
+class TreeReplyNode(msgspec.Struct, kw_only=True):
     """A node; nodes come in the order of their ids."""
 
     id: int
@@ -142,7 +142,7 @@ class TreeReply(msgspec.Struct, kw_only=True):
     created: int
     """Unix time in seconds."""
     model: str
-    nodes: list[TreeNode]
+    nodes: list[TreeReplyNode]
     usage: Usage | UnsetType = UNSET
     """In a stream only of the last event. Completion tokens are those computed."""
     system_fingerprint: str

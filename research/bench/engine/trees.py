@@ -19,7 +19,7 @@ from research.bench.frame import Record, Settings, note, run, table
 from srm.engine.config import EngineConfig
 from srm.engine.messages import SamplingParams
 from srm.engine.python.offline import Engine
-from srm.engine.tree_search import Tree
+from srm.engine.tree_search import Tree, TreeNode
 from srm.loadtest.records import ROOT
 from srm.training.questions.questions import Question, read_questions
 from srm.training.questions.rewards import load_reward, rewarded
@@ -140,7 +140,7 @@ def _likeliest(
     llm: Engine, question: Question, most: int, width: int, search: Any
 ) -> list[tuple[int, str]]:
     """Return the leaves of a tree of likeliest tokens, in the order in which they came."""
-    expanded: set[int | None] = set()
+    expanded: set[TreeNode | None] = set()
     answers = []
     tree = Tree(candidates="likeliest", branching=CANDIDATES, depth=LONGEST, width=width,
                 search=search, budget=most)  # fmt: skip

@@ -13,8 +13,7 @@ from srm.engine.config import EngineConfig
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.offline import Engine
-from srm.engine.python.tree import TreeNode
-from srm.engine.tree_search import MAX_NODES, Tree
+from srm.engine.tree_search import MAX_NODES, Tree, TreeNode
 from srm.errors import ContextTooLong, EngineUnavailable, InvalidRequest
 from tests.kit.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
 
@@ -32,7 +31,13 @@ def make(**settings: Any) -> tuple[Engine, SteppedEngine]:
 
 def shown(nodes: list[TreeNode]) -> list[tuple[Any, ...]]:
     return [
-        (node.parent, node.token_ids.tolist(), node.logprobs.tolist(), node.ends, node.is_leaf)
+        (
+            node.parent and node.parent.number,
+            node.token_ids.tolist(),
+            node.logprobs.tolist(),
+            node.ends,
+            node.is_leaf,
+        )
         for node in nodes
     ]
 
@@ -99,9 +104,9 @@ def test_children_are_what_is_sampled_after_a_node(
     assert steps.scheduler.table.num_free == 16 and not steps.scheduler.prefixes.num_pinned
     assert shown(nodes) == shown(make(overlap=False)[0].tree(PROMPT, tree, params))
     for node in nodes:
-        before = [] if node.parent is None else nodes[node.parent].path.tolist()
+        before = [] if node.parent is None else node.parent.path.tolist()
         assert node.path.tolist() == before + node.token_ids.tolist()
-        assert node.depth == 1 + (0 if node.parent is None else nodes[node.parent].depth)
+        assert node.depth == 1 + (0 if node.parent is None else node.parent.depth)
         scores = [log_probs(PROMPT + before)]
         for token in node.token_ids[:-1].tolist():
             before.append(token)
@@ -114,9 +119,9 @@ def test_children_are_what_is_sampled_after_a_node(
         ends = "stop" if last in TINY.end_ids else "split" if last in stops else "length"
         assert node.ends == ends and (ends != "length" or len(node.token_ids) == node_tokens)
         assert node.is_leaf == (ends == "stop" or node.depth == 3)
-    by_parent: dict[int | None, list[TreeNode]] = {}
+    by_parent: dict[int, list[TreeNode]] = {}
     for node in nodes:
-        by_parent.setdefault(node.parent, []).append(node)
+        by_parent.setdefault(node.parent.number if node.parent else -1, []).append(node)
     assert {len(own) for own in by_parent.values()} == {branching}
     for depth in (1, 2):
         level = [node for node in nodes if node.depth == depth and not node.is_leaf]
@@ -160,7 +165,7 @@ def test_scores_of_the_caller_decide_what_is_expanded() -> None:
     for depth in (1, 2):
         level = [node for node in nodes if node.depth == depth]
         best = min(level, key=lambda node: (int(node.token_ids[0]), node.number))
-        assert {node.parent for node in nodes if node.depth == depth + 1} == {best.number}
+        assert {node.parent for node in nodes if node.depth == depth + 1} == {best}
         assert best.score == -float(best.token_ids[0])
 
 
@@ -171,8 +176,8 @@ def test_best_first_finds_the_likeliest_texts_in_order() -> None:
     nodes = llm.tree(PROMPT, tree, SamplingParams(ignore_eos=True))
     assert len(nodes) == 8 * 30
     expanded = list(dict.fromkeys(node.parent for node in nodes if node.parent is not None))
-    order = [nodes[number].logprob for number in expanded]
-    left = [node.logprob for node in nodes if node.number not in expanded and not node.is_leaf]
+    order = [node.logprob for node in expanded]
+    left = [node.logprob for node in nodes if node not in expanded and not node.is_leaf]
     assert order == sorted(order, reverse=True) and max(left) <= min(order)
 
 
