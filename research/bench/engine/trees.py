@@ -107,7 +107,7 @@ def _search(config: TreesBenchConfig) -> list[dict[str, Any]]:
     """Return, of each way, seed and task, after how many tokens a right answer was there."""
     reward = load_reward(config.reward)
     asked = read_questions(config.tasks)[: config.count]
-    most, found = max(config.budgets), []
+    most, firsts = max(config.budgets), []
     with Engine(config.searched, cache_dir=config.cache_dir, prefix_slots=8_192) as llm:
         for number, question in enumerate(asked):
             ways = {
@@ -118,8 +118,8 @@ def _search(config: TreesBenchConfig) -> list[dict[str, Any]]:
             for way, answers in ways.items():
                 right = (tokens for tokens, text in answers if rewarded(reward, text, question) > 0)
                 first = next(right, None)
-                found.append(note({"task": number, "way": way, "tokens": first}))
-    return found
+                firsts.append(note({"task": number, "way": way, "tokens": first}))
+    return firsts
 
 
 def _plain(llm: Engine, question: Question, most: int, seed: int) -> list[tuple[int, str]]:
