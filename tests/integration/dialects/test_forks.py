@@ -151,7 +151,7 @@ def test_chats_and_named_requests_fork_too(servers: tuple[Server, ...], text_mod
     asked = {**LONG, "prompt": [[4], [5, 6]], "request_id": "mine"}
     with ThreadPoolExecutor(1) as threads, held(text_model, STEPS):
         whole = threads.submit(server.post, **asked)
-        wait_until(lambda: server.metric("srm_engine_running_sequences") == 2)
+        wait_until(lambda: num_sequences(server) == 2)
         (forked,) = in_line(server, lambda: fork(server, "mine", prompt_index=1, **FORK))
     check(server, forked.result(), [5, 6], whole.result().json()["choices"][1]["token_ids"])
 
