@@ -175,11 +175,14 @@ class TreeSearch:
         """Return the nodes to expand now, the best first; none: the tree is complete."""
         if self.tree.budget is not None and self.num_tokens >= self.tree.budget:
             return []
-        count = min(len(self._open), self.tree.width or len(self._open))
-        best = [heapq.heappop(self._open)[-1] for _ in range(count)]
+        if self.tree.width is None:
+            best, self._open = sorted(self._open), []
+        else:
+            count = min(len(self._open), self.tree.width)
+            best = [heapq.heappop(self._open) for _ in range(count)]
         if self.tree.search == "levels":
             self._open.clear()
-        return best
+        return [node for *_, node in best]
 
     def request(self, node: TreeNode, id: str) -> Request:
         """Return the request that makes a node's children."""

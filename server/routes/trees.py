@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import msgspec
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
@@ -75,7 +75,7 @@ class Trees:
         parts = self._parts(asked, search, verifier, id)
         if asked.stream:
             return EventStream(_framed(parts))
-        nodes: list[TreeReplyNode] = []
+        nodes: list[Raw] = []
         async with aclosing(parts):
             async for reply in parts:  # the same each time
                 nodes += reply.nodes
@@ -156,8 +156,8 @@ class Trees:
         return scores
 
 
-def _shown(node: TreeNode, score: float | None) -> TreeReplyNode:
-    return TreeReplyNode(
+def _shown(node: TreeNode, score: float | None) -> Raw:
+    shown = TreeReplyNode(
         id=node.number,
         parent=None if node.parent is None else node.parent.number,
         depth=node.depth,
@@ -169,6 +169,7 @@ def _shown(node: TreeNode, score: float | None) -> TreeReplyNode:
         ends=node.ends,
         is_leaf=node.is_leaf,
     )
+    return Raw(msgspec.json.encode(shown))
 
 
 async def _framed(parts: AsyncGenerator[TreeReply, None]) -> AsyncGenerator[bytes, None]:

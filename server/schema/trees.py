@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from srm.engine.tree_search import Ends, Tree
 from srm.errors import InvalidRequest
 from srm.server.schema.completion_request import CompletionRequest, refuse_drawing
 from srm.server.schema.completion_response import Usage
+from srm.server.schema.openapi import reference
 from srm.server.schema.sampling_fields import (
     AllowedTokens,
     Biases,
@@ -142,7 +143,8 @@ class TreeReply(msgspec.Struct, kw_only=True):
     created: int
     """Unix time in seconds."""
     model: str
-    nodes: list[TreeReplyNode]
+    nodes: list[Annotated[Raw, Meta(extra_json_schema=reference(TreeReplyNode))]]
+    """Each a TreeReplyNode, encoded when it came."""
     usage: Usage | UnsetType = UNSET
     """In a stream only of the last event. Completion tokens are those computed."""
     system_fingerprint: str
