@@ -47,6 +47,8 @@ class ChoicePart:
     """By the rules of `verify`, if that is asked."""
     state: str | None = None
     """Id of its state, if that is asked and there is one."""
+    states: dict[str, str | None] | UnsetType = UNSET
+    """The same by the positions that are asked for, if any are."""
     count: int | None = None
     """How many samples with the same text it stands for, if these are counted."""
     versions: list[VersionSpan] | UnsetType = UNSET

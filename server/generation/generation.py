@@ -280,12 +280,22 @@ class Generation:
         making their states does."""
         if self._save is None:
             return self._selection.rest()
-        prompts, n, limit = self.prompts, self.request.n, 4 * self.text.model.n_ctx
-        texts = [prompts[part.index // n].token_ids + part.token_ids for part in self._unsaved]
-        fitting = [place for place, token_ids in enumerate(texts) if len(token_ids) <= limit]
-        ids = await self._save([texts[place] for place in fitting])
-        for place, id in zip(fitting, ids, strict=True):
-            self._unsaved[place].state = id
+        request, limit, asked = self.request, self.text.model.n_ctx, list[tuple[str, bytes]]()
+        for part in self._unsaved:
+            token_ids = self.prompts[part.index // request.n].token_ids + part.token_ids
+            length = len(token_ids) // 4
+            # In order, so that each is read on from the one before.
+            lengths = {f"{part.index} {at}": at for at in sorted(request.save_at)}
+            if request.save_state:
+                lengths[str(part.index)] = length
+            last = min(length, limit)
+            asked += [(key, token_ids[: 4 * at]) for key, at in lengths.items() if at <= last]
+        ids = await self._save([token_ids for _, token_ids in asked])
+        made = {key: id for (key, _), id in zip(asked, ids, strict=True)}
+        for part in self._unsaved:
+            part.state = made.get(str(part.index))
+            if request.save_at:
+                part.states = {str(at): made.get(f"{part.index} {at}") for at in request.save_at}
         return self._unsaved
 
     def _choose_samples(self) -> None:

@@ -74,12 +74,15 @@ class Prompt:
 
 
 async def encode_prompts(
-    request: CompletionRequest, text: Text, begun: GivenState | None = None
+    request: CompletionRequest,
+    text: Text,
+    begun: GivenState | None = None,
+    are_chats: bool = False,
 ) -> list[bytes]:
-    """Token ids of each prompt, behind those of a state that it goes on from. Raises ContextTooLong
-    or InvalidRequest naming the numbers."""
+    """Token ids of each prompt, behind those of a state that it goes on from; `are_chats` begin
+    with these themselves. Raises ContextTooLong or InvalidRequest naming the numbers."""
     limit = text.model.n_ctx
-    adds_special = request.add_special_tokens and begun is None
+    adds_special = request.add_special_tokens and (begun is None or are_chats)
     prompts: list[bytes] = []
     if not text.has_tokenizer:
         _refuse_text(request)
@@ -110,7 +113,9 @@ async def encode_prompts(
         size = 4 * (limit if length < 0 else length)
         part = slice(size) if request.truncation_side == "right" else slice(-size, None)
         prompts = [prompt[part] for prompt in prompts]
-    if begun is not None:
+    if begun is not None and are_chats:
+        _check_begin(prompts, begun)
+    elif begun is not None:
         prompts = [begun.token_ids + prompt for prompt in prompts]
     for i, ids in enumerate(prompts):
         if not ids:
@@ -125,6 +130,22 @@ async def encode_prompts(
             )
     _check_scores(request, prompts, limit)
     return prompts
+
+
+def _check_begin(chats: list[bytes], begun: GivenState) -> None:
+    """Refuse chats that do not begin with the tokens of the state that they go on from."""
+    state = np.frombuffer(begun.token_ids, "<i4")
+    for i, chat in enumerate(chats):
+        own = np.frombuffer(chat, "<i4")[: len(state)]
+        if len(differing := np.flatnonzero(own != state[: len(own)])) or len(own) < len(state):
+            at = int(differing[0]) if len(differing) else len(own)
+            which = f"messages[{i}]" if len(chats) > 1 else "messages"
+            raise InvalidRequest(
+                f"state has {len(state)} tokens, with which {which} must begin, and from the one "
+                f"at position {at} on, counted from 0, they differ: send the messages that made "
+                "it, what was sampled with its token ids",
+                "state",
+            )
 
 
 def rest_of(prompt: ExactPrompt, text: Text) -> str:

@@ -99,7 +99,10 @@ class States:
     async def _read(
         self, token_ids: bytes, owner: RequestOwner, given: GivenState | None
     ) -> tuple[StateContent, str, str]:
-        """Return the state of these tokens, and fingerprint and arithmetic of what made it."""
+        """Return the state of these tokens, from a `given` one if they begin with its, and
+        fingerprint and arithmetic of what made it."""
+        if given is not None and not token_ids.startswith(given.token_ids):
+            given = None
         request = Request(
             id=f"state-{uuid.uuid4().hex}",
             prompt_token_ids=token_ids,

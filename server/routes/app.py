@@ -156,7 +156,7 @@ def create_app(
     files.add_routes(router, Files)
     batches.add_routes(router, jobs, config.max_body_bytes)
     responses.add_routes(router, made.responses)
-    states.add_routes(router, saved, served, text, config.max_body_bytes)
+    states.add_routes(router, saved, served, text, template, config.max_body_bytes)
     growing = trees.Trees(client, saved, served, text)
     trees.add_routes(router, growing, config.max_body_bytes)
     models.add_routes(router, served)

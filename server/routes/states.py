@@ -6,40 +6,71 @@ A key sees its own states alone; every other is as if it were not there.
 from __future__ import annotations
 
 import re
-from typing import cast
+from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Request
+from msgspec import Meta
 from starlette.responses import Response
 
-from srm.errors import NotFound
+from srm.errors import InvalidRequest, NotFound
+from srm.server.dialects.chat.endpoint import render
+from srm.server.dialects.chat.request import CHAT_FORMS
+from srm.server.dialects.chat.tokenize import ReadRequest, chat_fields
 from srm.server.dialects.completions.models import Models
 from srm.server.generation.engine_request import of_current_request
 from srm.server.generation.prompts import encode_prompts
 from srm.server.generation.states import States, to_file
-from srm.server.http.bodies import json_reply, read_body
+from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.request_log import CURRENT
 from srm.server.http.responses import add_body_route
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import TokenIds
 from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.sampling_fields import STATE_ID, Metadata, StateId
 from srm.server.schema.states import (
-    STATE_ID,
+    DEFAULT_TTL_S,
+    MAX_TTL_S,
     StateDeleted,
     StateList,
     StateObject,
     StateQuery,
-    StateRequest,
-    parse_state_request,
+    prompt_of,
 )
-from srm.server.schema.validation import from_text
+from srm.server.schema.validation import checked, from_text, given_fields, naming
 from srm.server.storage.states import StateRecord
+from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
+
+
+class StateRequest(ReadRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/states, checked."""
+
+    prompt: str | bytes | None = None
+    """Text or token ids to read; with `state`, what follows it."""
+    state: StateId | None = None
+    """Go on from this state, with whose tokens a chat must begin."""
+    refeed: bool = False
+    """Feed the tokens of the state, if other weights made it."""
+    metadata: Metadata = msgspec.field(default_factory=dict)
+    """Labels, which are returned."""
+    ttl_s: Annotated[int, Meta(ge=1, le=MAX_TTL_S)] = DEFAULT_TTL_S
+    """Seconds until the state is deleted."""
+
+    def check(self) -> None:
+        super().check()
+        if self.state is None and self.prompt is None and self.messages is None:
+            raise InvalidRequest("send prompt, text or token ids, or messages, or state", "prompt")
+        if self.refeed and self.state is None:
+            raise InvalidRequest("refeed = true needs a state", "refeed")
+
 
 _ID = {"state_id": "The id of a state."}
 _EXAMPLES = {"Read a prompt": {"prompt": "Question: Ava has 6 boxes", "ttl_s": 3600}}
 OPERATIONS = (
     Operation("POST", "/v1/states", "Read a prompt and keep the state after it.", StateObject,
-              body=BodySchema(StateRequest, {"prompt": (str, TokenIds)}, examples=_EXAMPLES),
+              body=BodySchema(StateRequest, {"prompt": (str, TokenIds), **CHAT_FORMS},
+                              examples=_EXAMPLES),
               errors=(403, 404, 409, 507)),
     Operation("GET", "/v1/states", "The states there are, newest first.", StateList,
               query=StateQuery, errors=(400,)),
@@ -55,22 +86,36 @@ OPERATIONS = (
 )  # fmt: skip
 
 
+def parse_state_request(body: bytes) -> StateRequest:
+    """Check the body of POST /v1/states. Raises InvalidRequest naming field and value."""
+    given = given_fields(body, StateRequest, {})
+    return checked(StateRequest, given, {**prompt_of(given), **chat_fields(given)}, {})
+
+
 def add_routes(
-    router: APIRouter, states: States, models: Models, text: Text, max_body_bytes: int
+    router: APIRouter,
+    states: States,
+    models: Models,
+    text: Text,
+    template: ChatTemplate | None,
+    max_body_bytes: int,
 ) -> None:
     """Add the routes of this module."""
 
     async def create(body: bytes) -> StateObject:
-        asked, owner = parse_state_request(body), of_current_request()
+        asked, owner = await parsed(parse_state_request, body), of_current_request()
         models.check(asked.model)
         begun = None
         if asked.state is not None:
             begun = await states.given(asked.state, owner, asked.refeed)
-        prompt = CompletionRequest(
-            prompt=cast("list[str] | list[bytes]", [b"" if asked.prompt is None else asked.prompt]),
-            add_special_tokens=asked.add_special_tokens,
+        chat = asked.conversation
+        prompt = await render(template, chat) if chat else asked.prompt
+        reading = CompletionRequest(
+            prompt=[b"" if prompt is None else prompt],  # type: ignore[arg-type]  # of any kind
+            add_special_tokens=asked.adds_special_tokens,
         )
-        (token_ids,) = await encode_prompts(prompt, text, begun)
+        with naming({} if chat is None else {"prompt": "messages"}, {}):
+            (token_ids,) = await encode_prompts(reading, text, begun, chat is not None)
         record = await states.make(token_ids, owner, begun, asked.metadata, asked.ttl_s)
         entry = CURRENT.get(None)
         if entry is not None and entry.account is not None:

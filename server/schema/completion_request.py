@@ -13,7 +13,6 @@ from srm.errors import UNDECODABLE, InvalidRequest, in_words
 from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.json_parts import TokenIds, prompts_of
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
-from srm.server.schema.states import StateId
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import (
     SAMPLING,
@@ -35,8 +34,6 @@ PROMPT_FORMS = (
     Annotated[list[TokenIds], Meta(min_length=1)],
 )
 """Types that `prompt` may have on the wire."""
-MAX_SAVED = 1_024
-"""Most states that one request may make."""
 MaxTokens = Annotated[int, Meta(ge=1, description="an integer of at least 1; max_tokens if both")]
 _BEST_OF = f"an integer from n to {MAX_CHOICES}; with stream, n"
 BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
@@ -54,12 +51,6 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     }
     prompt: list[str] | list[bytes] | list[ExactPrompt]
     """One prompt or several; with `state`, what follows it, which may be nothing."""
-    state: StateId | None = None
-    """Go on from this state: prompts follow its tokens."""
-    refeed: bool = False
-    """Feed the tokens of the state, if other weights made it."""
-    save_state: bool = False
-    """Return a state of each choice, after all its tokens but the last."""
     keep_states: bool = False
     """Keep the states of samples as those of prompts are kept: what goes on from one is fed one
     token."""
@@ -91,6 +82,10 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.best_of or self.n
 
     @property
+    def num_prompts(self) -> int:
+        return len(self.prompt)
+
+    @property
     def makes_text(self) -> bool:
         """Whether text is made of the tokens: packed replies have none, but may have scores."""
         return not self.return_packed or self.says_samples
@@ -115,13 +110,6 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             )
         if not self.max_tokens and (source := self.constraint_source()) is not None:
             self.refuse_beside({"max_tokens": True}, source.field)
-        if self.refeed and self.state is None:
-            raise InvalidRequest("refeed = true needs a state", "refeed")
-        if self.state is not None:
-            beside = {"truncate_prompt_tokens": self.truncate_prompt_tokens is not None}
-            self.refuse_beside(beside, "state")
-        if self.save_state:
-            self._check_saved()
         if self.use_beam_search:
             refuse_drawing(self, "use_beam_search", _NOT_OF_BEAMS)
             self.refuse_beside({"logprobs": bool(self.logprobs)}, "use_beam_search")
@@ -138,20 +126,6 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             }
             self.refuse_beside(beside, self.show_field)
             self.refuse_shown()
-
-    def _check_saved(self) -> None:
-        beside = {
-            "stream": self.stream,
-            "max_tokens": not self.max_tokens,
-            "return": self.returns != "choices",
-        }
-        self.refuse_beside(beside, "save_state")
-        if (count := len(self.prompt) * self.n) > MAX_SAVED:
-            raise InvalidRequest(
-                f"n = {self.n} of {len(self.prompt)} prompts: save_state makes at most {MAX_SAVED} "
-                f"states at once, got {count}",
-                "n",
-            )
 
     def _refuse_text(self) -> None:
         """Refuse fields about text, where packed replies need none, and about how it is shown."""

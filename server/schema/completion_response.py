@@ -102,6 +102,8 @@ class Choice(msgspec.Struct, kw_only=True):
     """Id of its state, with `save_state`; null where its tokens fill the context."""
     receipt: Receipt | UnsetType = UNSET
     """What `srm replay` makes its tokens again from, with `receipt`."""
+    states: dict[str, str | None] | UnsetType = UNSET
+    """Ids of its states by position, with `save_at`; null behind its end."""
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -128,6 +128,19 @@ RequestId = Annotated[
 CacheSalt = Annotated[
     str, Meta(min_length=1, max_length=256, description="a string of 1 to 256 characters")
 ]
+STATE_ID = r"^state_[0-9a-f]{32}\Z"
+StateId = Annotated[
+    str, Meta(pattern=STATE_ID, description="the id of a state, state_ and 32 hexadecimal digits")
+]
+MAX_SAVED = 1_024
+"""Most states that one request may make."""
+Positions = Annotated[
+    list[Annotated[int, Meta(ge=1)]],
+    Meta(
+        max_length=MAX_SAVED,
+        description=f"a list of at most {MAX_SAVED} different integers of at least 1",
+    ),
+]
 STREAM_OPTIONS = Meta(
     description="an object with include_usage, continuous_usage_stats and include_obfuscation, "
     "each true or false"
@@ -231,6 +244,14 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """The reply's id; 409 while another request of the key has it."""
     cache_salt: CacheSalt | None = None
     """Only states of prompts with the same salt are used, such as a policy's version."""
+    state: StateId | None = None
+    """Go on from this state: prompts follow its tokens, and a chat begins with them."""
+    refeed: bool = False
+    """Feed the tokens of the state, if other weights made it."""
+    save_state: bool = False
+    """Return a state of each choice, after all its tokens but the last."""
+    save_at: Positions = []
+    """Return such states of the first so many tokens of prompt and choice, too."""
     user: str | None = None
     """Accepted and not used."""
     safety_identifier: str | None = None
@@ -244,6 +265,10 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     def num_samples(self) -> int:
         """How many completions of each prompt are sampled."""
         return self.n
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
 
     @property
     def stops(self) -> list[str]:
@@ -290,6 +315,30 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
             raise refused(type(self), "truncate_prompt_tokens", 0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise refused(type(self), "seed", self.seed)
+        if self.refeed and self.state is None:
+            raise InvalidRequest("refeed = true needs a state", "refeed")
+        if self.state is not None:
+            beside = {"truncate_prompt_tokens": self.truncate_prompt_tokens is not None}
+            self.refuse_beside(beside, "state")
+        if self.save_state or self.save_at:
+            self._check_saved("save_at" if self.save_at else "save_state")
+
+    def _check_saved(self, name: str) -> None:
+        beside = {
+            "stream": self.stream,
+            "max_tokens": getattr(self, "max_tokens", None) == 0,
+            "return": self.returns != "choices",
+        }
+        self.refuse_beside(beside, name)
+        if len(set(self.save_at)) < len(self.save_at):
+            raise refused(type(self), "save_at", self.save_at)
+        each, choices = self.save_state + len(self.save_at), self.num_prompts * self.n
+        if each * choices > MAX_SAVED:
+            raise InvalidRequest(
+                f"n = {self.n} of {self.num_prompts} prompts: {name} makes at most {MAX_SAVED} "
+                f"states at once, got {each * choices}",
+                "n" if choices > 1 else name,
+            )
 
 
 _SHOWN_OF_CHOICES = (
@@ -340,8 +389,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             *("logprobs", "return_logprob", "echo", "continue_final_message"),
-            *("refeed", "save_state", "keep_states"),
-            *("background", "use_beam_search", "early_stopping", "watermarking"),
+            *("keep_states", "background", "use_beam_search", "early_stopping", "watermarking"),
             *("return_packed", "return_token_offsets", "return_prompt_text", "return_token_strs"),
             *("no_stop_trim", "return_hidden_states", "return_text_in_logprobs", "return_bytes"),
             *("return_entropy", "flat_logprobs", "return_routed_experts"),

@@ -18,10 +18,11 @@ from srm.server.schema.sampling_fields import (
     CacheSalt,
     Probability,
     Seed,
+    StateId,
     Temperature,
     TopK,
 )
-from srm.server.schema.states import StateId, prompt_of
+from srm.server.schema.states import prompt_of
 from srm.server.schema.validation import Fields, checked, given_fields, require
 from srm.server.schema.verify import MAX_PATTERN_LENGTH, Rule, rules_of
 

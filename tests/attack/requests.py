@@ -43,6 +43,7 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"prompt": "the", "structured_outputs": {"regex": "[a-c]{1,9}"}, "n": 40},
         {"prompt": "the", "verify": {"match": "a"}, "until": {"score": 1, "count": 2}, "n": 40},
         {"prompt": "the cat", "n": 9, "save_state": True, "ignore_eos": True},
+        {"prompt": "the cat", "n": 9, "save_at": [1, 9, 2**31 - 1]},
         {"state": STATE, "prompt": "sat"},
         {"prompt": "the", "n": 3, "use_beam_search": True, "length_penalty": 2, "max_tokens": 5},
         {"prompt": "the cat", "n": 9, "keep_states": True},
@@ -61,6 +62,8 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"prompt": "the cat"},
         {"prompt": [9, 21], "ttl_s": 1, "metadata": {"a": "b"}},
         {"state": STATE, "prompt": "sat", "refeed": True},
+        {"messages": MESSAGES, "tools": TOOLS},
+        {"state": STATE, "messages": MESSAGES, "add_generation_prompt": False},
     ),
     "ChatRequest": (
         {"messages": MESSAGES, "max_tokens": 9},
@@ -69,6 +72,8 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"messages": MESSAGES, "tools": TOOLS},
         {"messages": [*MESSAGES, EXACT, *MESSAGES], "max_tokens": 9},
         {"messages": [*MESSAGES, EXACT], "required_prefix_token_ids": [0, 5]},
+        {"messages": MESSAGES, "max_tokens": 9, "n": 9, "save_state": True, "save_at": [1]},
+        {"messages": MESSAGES, "state": STATE},
     ),
     "ChatsRequest": (
         {"messages": [MESSAGES] * 3, "max_tokens": 9, "n": 9},

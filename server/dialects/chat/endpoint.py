@@ -126,7 +126,9 @@ class Chat(Endpoint):
         earlier: GivenState | None = None,
     ) -> Generation:
         with naming({"prompt": "messages"}, {}):  # the messages made it
-            return await self._completions.start(id, completion, owner, source, earlier)
+            return await self._completions.start(
+                id, completion, owner, source, earlier, are_chats=True
+            )
 
 
 class ManyChats(Chat):

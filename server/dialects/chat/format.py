@@ -47,8 +47,14 @@ class ChatFormat(Format):
             delta = ChatDelta(role="assistant", content=self.echoed + part.text)
             return ChunkChoice(delta=delta, **fields)
         count = UNSET if part.count is None else part.count
-        message, receipt = ChatMessage(content=self.echoed + part.text), self.receipt(part)
-        return ChatChoice(message=message, count=count, receipt=receipt, **fields)
+        return ChatChoice(
+            message=ChatMessage(content=self.echoed + part.text),
+            count=count,
+            receipt=self.receipt(part),
+            state=part.state if self.request.save_state else UNSET,
+            states=part.states,
+            **fields,
+        )
 
     def opening(self, parts: list[ChoicePart]) -> list[Any]:
         delta = ChatDelta(role="assistant", content=self.echoed)

@@ -77,6 +77,10 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     """Score by `verify`."""
     count: int | UnsetType = UNSET
     """Number of samples that this choice stands for; only with `return` = "unique"."""
+    state: str | UnsetType | None = UNSET
+    """Id of its state, with `save_state`; null where its tokens fill the context."""
+    states: dict[str, str | None] | UnsetType = UNSET
+    """Ids of its states by position, with `save_at`; null behind its end."""
     weight_versions: list[VersionSpan] | UnsetType = UNSET
     """Which weights made which of its tokens, with `return_weight_versions`."""
     receipt: Receipt | UnsetType = UNSET

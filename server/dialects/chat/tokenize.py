@@ -68,20 +68,16 @@ Texts = Annotated[
 ]
 
 
-class TokenizeRequest(Fields, frozen=True, kw_only=True):
-    """Body of POST /tokenize, checked."""
+class ReadRequest(Fields, frozen=True, kw_only=True):
+    """A body with something to read: `prompt`, which each has in its own form, or a chat."""
 
-    successors: ClassVar = {"text": "its name is prompt"}
     model: str | None = None
     """Name of the served model; any other name is refused."""
-    prompt: Texts | None = None
-    """The texts, at most 1048576 characters in all."""
+    prompt: Any = None
     messages: list[Message] | None = None
     """A chat, in place of prompt."""
     add_special_tokens: bool | None = None
     """Add what the tokenizer prepends."""
-    return_token_strs: bool = False
-    """Add token_strs to the reply."""
     add_generation_prompt: bool | None = None
     """End the prompt with what the template writes before an answer."""
     continue_final_message: bool = False
@@ -101,8 +97,13 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
     def conversation(self) -> Conversation | None:
         return None if self.messages is None else Conversation.from_request(self)
 
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether they are added: templates write them themselves."""
+        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+
     def check(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
+        if self.prompt is not None and self.messages is not None:
             raise InvalidRequest("send either prompt or messages", "prompt")
         if self.conversation is not None:
             self.conversation.check()
@@ -114,6 +115,21 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
         ):
             if getattr(self, name):
                 raise InvalidRequest(f"{name} is allowed only with messages", name)
+
+
+class TokenizeRequest(ReadRequest, frozen=True, kw_only=True):
+    """Body of POST /tokenize, checked."""
+
+    successors: ClassVar = {"text": "its name is prompt"}
+    prompt: Texts | None = None
+    """The texts, at most 1048576 characters in all."""
+    return_token_strs: bool = False
+    """Add token_strs to the reply."""
+
+    def check(self) -> None:
+        if self.prompt is None and self.messages is None:
+            raise InvalidRequest("send either prompt or messages", "prompt")
+        super().check()
 
 
 class DetokenizeRequest(Fields, frozen=True, kw_only=True):
@@ -214,10 +230,8 @@ class Tokenizing:
     def _tokenized(
         self, prompt: str | list[str], request: TokenizeRequest, given: ExactPrompt | None
     ) -> Tokenized:
-        adds_special = request.add_special_tokens
-        if adds_special is None:
-            adds_special = request.messages is None
-        encoded = self._text.encode([prompt] if isinstance(prompt, str) else prompt, adds_special)
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        encoded = self._text.encode(prompts, request.adds_special_tokens)
         if given is not None:
             encoded = [join_ids(given, encoded[0], self._text)]
         tokens: list[Any] = [memoryview(ids).cast("i").tolist() for ids in encoded]
@@ -261,13 +275,16 @@ class Tokenizing:
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
     given = given_fields(body, TokenizeRequest, NEUTRAL)
-    converted: dict[str, Any] = {}
-    if "messages" in given:
-        converted["messages"] = messages_of(given)
-    converted |= {**prefix_of(given), **callable_tools(given)}
+    converted = chat_fields(given)
     if "prompt" in given:
         converted["prompt"] = _prompt(given["prompt"])
     return checked(TokenizeRequest, given, converted, NEUTRAL)
+
+
+def chat_fields(given: dict[str, Raw]) -> dict[str, Any]:
+    """Return the fields of a ReadRequest that are read before the others. Raises InvalidRequest."""
+    messages = {"messages": messages_of(given)} if "messages" in given else {}
+    return {**messages, **prefix_of(given), **callable_tools(given)}
 
 
 def _prompt(value: Raw) -> str | list[str]:

@@ -134,10 +134,12 @@ class Completions(Endpoint):
         source: ConstraintSource | None = None,
         earlier: GivenState | None = None,
         begun: GivenState | None = None,
+        are_chats: bool = False,
     ) -> Generation:
         """Make a request ready to run; `source` says what completions are, in place of its fields.
-        It goes on from `begun`, or from `earlier` if the one prompt begins with its tokens. Raises
-        the RequestError to answer with."""
+        It goes on from `begun`, or from `earlier` if the one prompt begins with its tokens; with
+        `are_chats` prompts must begin with those of its `state`. Raises the RequestError to answer
+        with."""
         self._models.check(request.model)
         if owner.durable and request.priority:  # it would go ahead of other batches, or of people
             raise InvalidRequest(
@@ -148,7 +150,7 @@ class Completions(Endpoint):
         self._check_fits(request)
         request = count_alternatives(request, self._text.model.vocab_size)
         begun, save = await self._with_states(request, owner, begun)
-        prompts = await encode_prompts(request, self._text, begun)
+        prompts = await encode_prompts(request, self._text, begun, are_chats)
         if earlier is not None and prompts[0].startswith(earlier.token_ids):
             begun = earlier
         source, constraint = source or request.constraint_source(), ""
@@ -163,19 +165,20 @@ class Completions(Endpoint):
     ) -> tuple[GivenState | None, Save | None]:
         """Return the state that a request goes on from, and what makes those of its choices."""
         states, id = self._states, request.state
-        if id is None and not request.save_state:
+        asked = [name for name in ("state", "save_state", "save_at") if getattr(request, name)]
+        if not asked:
             return begun, None
         if states is None:
-            name = "save_state" if id is None else "state"
-            raise InvalidRequest(f"{name} is for `srm serve`, which keeps states", name)
-        if request.save_state and owner.durable:  # a line that is sent again would make others
-            raise InvalidRequest("save_state is not for lines of a batch", "save_state")
+            raise InvalidRequest(f"{asked[0]} is for `srm serve`, which keeps states", asked[0])
+        saves = asked[-1] != "state"
+        if saves and owner.durable:  # a line that is sent again would make others
+            raise InvalidRequest(f"{asked[-1]} is not for lines of a batch", asked[-1])
         begun = begun if id is None else await states.given(id, owner, request.refeed)
 
         async def save(token_ids: list[bytes]) -> list[str]:
             return await states.make_all(token_ids, owner, begun)
 
-        return begun, save if request.save_state else None
+        return begun, save if saves else None
 
     def _check_fits(self, request: CompletionRequest) -> None:
         """Refuse what the engine could not take even when idle: a retry would not help."""

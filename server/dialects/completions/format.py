@@ -31,6 +31,7 @@ class CompletionFormat(Format):
             weight_versions=self.versions(part),
             state=part.state if request.save_state else UNSET,
             receipt=self.receipt(part),
+            states=part.states,
         )
         place = part.index // request.n
         if request.return_packed:
