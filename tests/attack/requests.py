@@ -95,11 +95,13 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"token_ids": [9, 21], "sampling_params": {"max_tokens": 9, "logprobs": 2}},
         {"token_ids": [9], "sampling_params": {"n": 40, "max_tokens": 60}, "stream": True},
         {"token_ids": [9], "sampling_params": {"stop": ["a"], "n": 9}, "request_id": "r"},
+        {"state": STATE},
     ),
     "GenerateRequest": (
         {"text": "the cat", "sampling_params": {"max_new_tokens": 9}, "rid": "r"},
         {"input_ids": [[9], [21]], "sampling_params": {"n": 9}, "return_logprob": True},
         {"text": "the", "sampling_params": {"max_new_tokens": 60}, "stream": True},
+        {"state": STATE, "text": "sat", "refeed": True},
     ),
     "FolderRequest": ({"weight_dir": "nowhere"},),
     "DropQuery": ({}, {"reset_running_requests": False}),

@@ -55,7 +55,9 @@ OPERATIONS = (
 )  # fmt: skip
 _APART = {"prompt", "model", "stream", "request_id", "cache_salt", "priority"}
 """Fields that are no sampling parameters."""
-_RENDERED = {"truncate_prompt_tokens", "truncation_side", "add_special_tokens"}
+_RENDERED = {
+    *("truncate_prompt_tokens", "truncation_side", "add_special_tokens", "state", "refeed"),
+}
 """Fields that have had their effect on the token ids."""
 _SHOWING = {
     *("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions"),

@@ -26,6 +26,7 @@ from srm.server.schema.sampling_fields import (
     CacheSalt,
     NamedTokens,
     RequestId,
+    StateId,
     StreamOptions,
 )
 from srm.server.schema.until import MAX_CHOICES
@@ -80,8 +81,8 @@ DEFAULT_NEW_TOKENS = 128
 class TokensRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /inference/v1/generate, checked."""
 
-    token_ids: bytes
-    """The prompt, as token ids."""
+    token_ids: bytes | None = None
+    """The prompt, as token ids; with `state`, what follows it."""
     model: str | None = None
     """Name of the served model; others are refused."""
     sampling_params: SamplingObject | None = None
@@ -96,19 +97,26 @@ class TokensRequest(Fields, frozen=True, kw_only=True):
     """Only states of prompts with the same salt are used, such as a policy's version."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     """Of one key's requests, lower values go first."""
+    state: StateId | None = None
+    """Go on from this state."""
+    refeed: bool = False
+    """Feed the tokens of the state, if other weights made it."""
 
 
 def parse_tokens(body: bytes) -> CompletionRequest:
     """Read the body of POST /inference/v1/generate. Raises InvalidRequest naming field and
     value."""
     given = given_fields(body, TokensRequest, TOKENS_NEUTRAL)
-    require(given, "token_ids", "a list of token ids")
+    if "state" not in given:
+        require(given, "token_ids", "a list of token ids")
     params = _params(TokensRequest, given, VLLM_PARAMS, TOKENS_NEUTRAL)
-    converted: dict[str, Any] = {"token_ids": ids_of(given, "token_ids"), **params.own}
+    converted: dict[str, Any] = {**params.own}
+    if "token_ids" in given:
+        converted["token_ids"] = ids_of(given, "token_ids")
     asked = checked(TokensRequest, given, converted, TOKENS_NEUTRAL)
     named = params.given.get("logprob_token_ids", Raw(b"[]"))
     scored = {"logprobs": Raw(b"0")} if first_item_byte(named) not in (b"", b"]") else {}
-    prompt = {"prompt": [asked.token_ids]}
+    prompt = {"prompt": [asked.token_ids or b""], "state": asked.state, "refeed": asked.refeed}
     request = checked(CompletionRequest, scored | params.given, prompt, TOKENS_NEUTRAL)
     return msgspec.structs.replace(
         request,
@@ -140,7 +148,7 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /generate, checked. It has `text` or `input_ids`."""
 
     text: list[str] | None = None
-    """One prompt or several, as text."""
+    """One prompt or several, as text; with `state`, what follows it."""
     input_ids: list[bytes] | None = None
     """The same as token ids."""
     sampling_params: SamplingObject | None = None
@@ -164,6 +172,10 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     """The reply's id, by which /abort_request ends it."""
     model: str | None = None
     """Name of the served model; others are refused."""
+    state: StateId | None = None
+    """Go on from this state."""
+    refeed: bool = False
+    """Feed the tokens of the state, if other weights made it."""
 
     def check(self) -> None:
         asked = {
@@ -194,15 +206,17 @@ class AskedToGenerate(NamedTuple):
 def parse_generate(body: bytes) -> AskedToGenerate:
     """Read the body of POST /generate. Raises InvalidRequest naming field and value."""
     given = given_fields(body, GenerateRequest, GENERATE_NEUTRAL)
-    if ("text" in given) == ("input_ids" in given):
-        got = "both" if "text" in given else "neither"
+    names_given = given.keys() & {"text", "input_ids"}
+    if len(names_given) == 2 or not names_given | given.keys() & {"state"}:
+        got = "both" if names_given else "neither"
         raise InvalidRequest(f"one of text and input_ids must be given; got {got}", "input_ids")
     name = "text" if "text" in given else "input_ids"
-    prompts, is_list = _prompts(name, given[name])
+    prompts, is_list = _prompts(name, given[name]) if names_given else ([b""], False)
     params = _params(GenerateRequest, given, SGLANG_PARAMS, GENERATE_NEUTRAL)
     asked = checked(GenerateRequest, given, {name: prompts, **params.own}, GENERATE_NEUTRAL)
     longest = {} if "max_tokens" in params.given else {"max_tokens": DEFAULT_NEW_TOKENS}
     converted: dict[str, Any] = {"prompt": prompts, **longest}
+    converted |= {"state": asked.state, "refeed": asked.refeed}
     if asked.return_logprob and asked.logprob_start_len >= 0:
         converted["prompt_logprobs"] = asked.top_logprobs_num
         converted["prompt_logprob_token_ids"] = asked.token_ids_logprob

@@ -1,4 +1,4 @@
-"""States of chats, and those that samples passed: each is that of its tokens."""
+"""States of chats and rollouts, and those that samples passed: each is that of its tokens."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ SCORED: dict[str, Any] = {**ASKED, "logprobs": True}
 BEGINNING: dict[str, Any] = {"messages": [SYSTEM], "add_generation_prompt": False}
 TOOL = {"type": "function", "function": {"name": "f"}}
 A = {"prompt": "a"}
+VLLM, SGLANG = "/inference/v1/generate", "/generate"
 
 
 def post(server: Server, path: str, **fields: Any) -> dict[str, Any]:
@@ -186,6 +187,10 @@ def test_a_chat_that_begins_otherwise_is_refused(server: Server) -> None:
         (COMPLETIONS, {**A, "save_at": [*range(1, 514)], "n": 2}, "n"),
         (COMPLETIONS, {**A, "save_at": [1], "stream": True}, "stream"),
         (COMPLETIONS, {**A, "save_at": [1], "echo": True, "max_tokens": 0}, "max_tokens"),
+        (VLLM, {"token_ids": [5], "refeed": True}, "refeed"),
+        (VLLM, {"token_ids": [], "state": UNKNOWN}, "token_ids"),
+        (SGLANG, {"text": "a", "refeed": True}, "refeed"),
+        (SGLANG, {"text": "a", "input_ids": [5], "state": UNKNOWN}, "input_ids"),
     ],
 )  # fmt: skip
 def test_wrong_fields_about_states_are_refused_by_name(
@@ -285,7 +290,7 @@ def test_a_chat_feeds_the_tokens_of_other_weights(folders: Path, tmp_path: Path)
         loaded = server.admin.post("/v1/admin/weights", json={"path": str(folders / "1")})
         assert loaded.status_code == 200, loaded.text
         chat = {"messages": [SYSTEM, USER], **SCORED}
-        for path, body in ((CHATS, chat),):
+        for path, body in ((CHATS, chat), (VLLM, {"token_ids": [5]}), (SGLANG, {"text": "a"})):
             error = error_of(server.http.post(path, json={**body, "state": id}), 409)
             assert error["param"] == "state"
             assert server.http.post(path, json={**body, "state": id, "refeed": True}).is_success
@@ -293,6 +298,30 @@ def test_a_chat_feeds_the_tokens_of_other_weights(folders: Path, tmp_path: Path)
         expected = post(server, CHATS, **chat)
         assert (tokens(made), scores(made)) == (tokens(expected), scores(expected))
         assert refused(server, CHATS, messages=[USER], state=id, refeed=True)
+
+
+def test_rollouts_go_on_from_states(server: Server) -> None:
+    id = make(server, prompt=[5, 6, 7])["id"]
+    params = {"n": 2, "max_tokens": 6, "seed": 5}
+    for rest in ([8, 9], []):
+        whole = {"token_ids": [5, 6, 7, *rest], "sampling_params": params}
+        own = {"state": id, "sampling_params": params} | ({"token_ids": rest} if rest else {})
+        made = post(server, VLLM, **own)
+        assert tokens(made) == tokens(post(server, VLLM, **whole))
+        assert made["usage"]["prompt_tokens"] == 3 + len(rest)
+        body: dict[str, Any] = {
+            "sampling_params": {"max_new_tokens": 6, "seed": 5},
+            "return_logprob": True,
+        }
+        made = post(server, SGLANG, state=id, **body, **({"input_ids": rest} if rest else {}))
+        expected = post(server, SGLANG, input_ids=[5, 6, 7, *rest], **body)
+        for name in ("completion_tokens", "prompt_tokens", "output_token_logprobs"):
+            assert made["meta_info"][name] == expected["meta_info"][name]
+        assert made["meta_info"]["cached_tokens"] >= 2
+    asked = {"state": id, "prompt": [8]}
+    rendered: list[dict[str, Any]] = server.http.post(f"{COMPLETIONS}/render", json=asked).json()
+    assert "one of text and input_ids" in error_of(server.http.post(SGLANG, json={}))["message"]
+    assert [body["token_ids"] for body in rendered] == [[5, 6, 7, 8]]
 
 
 def test_a_tokenizer_adds_its_own_tokens_if_asked(text_model: Path, tmp_path: Path) -> None:

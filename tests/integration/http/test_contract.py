@@ -70,10 +70,16 @@ QUICK, MORE, MANY = 2, 16, 400
 CHAT, SEVERAL = "POST /v1/chat/completions", "POST /v1/chat/completions/batch"
 """Requests of the second one are drawn as those of the first: lists of lists take minutes."""
 GENERATING = {label for label in OPERATION if "/completions" in label}
+OF_STATES = {"state", "refeed", "save_state", "save_at"}
+ROLLOUTS: dict[str, dict[str, Any]] = {
+    "POST /generate": {"text": "a"},
+    "POST /inference/v1/generate": {"token_ids": [1]},
+}
 LOOSE = {
     *("verify", "until", "return", "count_by", "echo", "prompt_logprobs", "top_logprobs"),
     *("response_format", "structured_outputs", "tools", "tool_choice", "stream", "stream_whole"),
     *("required_prefix_token_ids", "best_of", "return_packed", "stream_interval"),
+    *OF_STATES,
 }
 """Fields of completions and chats that go with others, or have a form, as the document cannot say:
 half of what is drawn goes without them, or nothing would be answered."""
@@ -118,10 +124,11 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
     if is_drawn and label.endswith("/tokenize") and sum(statuses.values()) % 4 < 2:
         assert isinstance(case.body, dict)  # few drawn bodies have a prompt or a chat alone
         case.body = {"prompt": case.body.get("prompt") or "a"}
-    if is_drawn and label == "POST /generate":
+    if is_drawn and label in ROLLOUTS:
         assert isinstance(case.body, dict)
-        if not {"text", "input_ids"} & {*case.body}:
-            case.body = {**case.body, "text": "a"}  # the document cannot say that one must be
+        case.body = {name: case.body[name] for name in case.body if name not in OF_STATES}
+        if not {"text", "input_ids", "token_ids"} & {*case.body}:
+            case.body.update(ROLLOUTS[label])  # the document cannot say that one must be
     if mode is GenerationMode.POSITIVE and OPERATION[label].events is not None:
         assert isinstance(case.body, dict)
         # Drawn at random, few requests would be streams that go well.
