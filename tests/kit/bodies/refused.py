@@ -234,7 +234,7 @@ OF_RESPONSES: list[tuple[Fields, str, str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format", "text.format"),
     ({"top_logprobs": 2}, "top_logprobs", "message.output_text.logprobs"),
     ({"tools": [{"type": "web_search"}]}, "tools", 'type "function"'),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "send the item itself"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "previous_response_id"),
     ({"input": [ITEM]}, "input", "input must have a message or a call"),
     ({"input": [{**ITEM, "output": "x"}]}, "input", "`output` is not a field of a reasoning"),
     ({"input": [{"role": "user"}]}, "input", "`content` is missing"),
