@@ -6,6 +6,7 @@ makes a Python object per token.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -205,6 +206,14 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     may soon want no more of them. None: all start as soon as there are slots."""
 
 
+def begin_from(state: bytes, length: int, of: str, salt: str = "") -> dict[str, Any]:
+    """Return the fields of a Request that begins from a state of its first `length` tokens, of the
+    weights `of`, in place of its `salt`. Other prompts do not begin from what it leaves, since the
+    state is only its giver's word."""
+    own = f"{salt}\n{blake2b(state, digest_size=16).hexdigest()}"
+    return {"state": state, "state_length": length, "state_of": of, "salt": own}
+
+
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
     """Forget the request; no further Output is sent for it. Unknown ids are ignored."""
 
@@ -325,12 +334,9 @@ class ReadSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
 
     id: str
     """Id of this message, which no running request has."""
-    ids: tuple[str, ...]
-    """Ids that its request may have here."""
-    name: str
-    """`Request.name` that it may have instead, with an id that ends in the number of its prompt."""
-    prompt: int
-    """This number."""
+    of: str
+    """Id of its request, which several engines may share; or its name and `-` and what this id has
+    behind its last `-`, the number of a prompt."""
     index: int
     """Which of the request's samples, also where several engines share it."""
     share: str

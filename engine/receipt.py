@@ -50,19 +50,17 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def check(self) -> None:
         """Raise ValueError where fields do not fit each other."""
-        if not self.prompt_token_ids:
-            raise ValueError("prompt_token_ids must be one or more int32, got none")
-        for name in ("prompt_token_ids", "token_ids", "logprobs"):
-            if (size := len(getattr(self, name))) % 4:
-                raise ValueError(f"{name} must be values of 4 bytes, got {size} bytes")
         if (digest := sha256(self.prompt_token_ids)) != self.prompt_sha256:
             raise ValueError(
                 f"prompt_sha256 is {self.prompt_sha256:.64}, and prompt_token_ids have {digest}: "
                 "one of them is damaged"
             )
-        if len(self.logprobs) != len(self.token_ids):
-            counts = len(self.logprobs) // 4, len(self.token_ids) // 4
-            raise ValueError("logprobs must be as many as tokens, got {} of {}".format(*counts))
+        sizes = len(self.token_ids), len(self.logprobs)
+        if sizes[0] % 4 or sizes[0] != sizes[1]:
+            raise ValueError(
+                "token_ids and logprobs must be as many values of 4 bytes, got {} and {} "
+                "bytes".format(*sizes)
+            )
         if not np.isfinite(np.frombuffer(self.logprobs, "<f4")).all():
             raise ValueError("logprobs must be finite, got NaN or an infinity")
         end = 0

@@ -172,13 +172,13 @@ def struct_names() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         "api/streaming.md#Streaming": sampling_fields.StreamOptions,
     }.items():
         page, _, heading = place.partition("#")
-        yield page, heading, kind.__struct_fields__
+        yield page, heading, kind.__struct_encode_fields__
     fields = {*dataclasses.fields(Generated), *dataclasses.fields(Completion)}
     yield "python.md", "What comes back", tuple(field.name for field in fields if field.repr)
     for page in API:
         for heading, text in sections(page).items():
             if heading in WIRE and "<!-- table: fields" not in text:
-                yield page, heading, WIRE[heading].__struct_fields__
+                yield page, heading, WIRE[heading].__struct_encode_fields__
 
 
 WIRE: dict[str, type[msgspec.Struct]] = {

@@ -208,8 +208,7 @@ class EngineClient:
         completion with this id, of whichever API process. Raises NotFound, and EngineUnavailable
         where one that may run it is away."""
         self.require_status()
-        ids = self.streams.spread.part_ids(f"{of}-{prompt}")
-        message = ReadSample(uuid.uuid4().hex, ids, of, prompt, index, share)
+        message = ReadSample(uuid.uuid4().hex, f"{of}-{prompt}", index, share)
         answers = (await self._ask_each(message)).values()
         done = [answer for answer in answers if isinstance(answer, Done)]
         if done:  # what an engine runs again for another one comes twice

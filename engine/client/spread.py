@@ -116,12 +116,6 @@ class Spread:
             divided.append(Part(of_part, place, engine, samples, 1))
         return divided
 
-    def part_ids(self, id: str) -> tuple[str, ...]:
-        """Return the ids that engines may know the request, or parts of it, by."""
-        parts = [id, *(f"{id}#{part}" for part in range(1, self.count))]
-        again = ["", *(f"~{runs}" for runs in range(2, MAX_RUNS + 1))]
-        return tuple(part + suffix for part in parts for suffix in again)
-
     def choose(self, request: Request, most: int, without: int = -1) -> list[int]:
         """Return engines, the one with the least to do first, `most` at most; none if none is up.
 

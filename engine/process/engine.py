@@ -33,6 +33,7 @@ from srm.engine.messages import (
 )
 from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.parking import merge_writes, parkable
+from srm.engine.scheduler.running_samples import find_sample
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.scheduler.wait_queues import QueueRate
 from srm.engine.state.parked import Parked, in_parts
@@ -160,19 +161,23 @@ class Engine:
         them; its state is kept for that as a prompt's is. The engine must be settled. Raises
         NotFound."""
         assert self._in_flight is None, "settle() comes first"
-        sample = self.scheduler.find_sample(asked)
+        sample = find_sample(asked, self.scheduler)
         if sample is None:
+            name = asked.of.rpartition("-")[0][:80]
             raise NotFound(
-                f"sample {asked.index} of {asked.name[:80]!r} does not run: there is no such "
-                "completion of yours, or the sample has ended"
+                f"sample {asked.index} of {name!r} does not run: there is no such completion of "
+                "yours, or the sample has ended"
             )
-        if (prefix := self.scheduler.claim_state(sample)) is not None:
-            states = sample.states or self.runner.read_slots(np.array([sample.slot], np.int64))
+        own, prefixes = sample.group, self.scheduler.prefixes
+        states = sample.states
+        if sample.slot is not None:
+            states = self.runner.read_slots(np.array([sample.slot], np.int64))
+        claimed = sample.tokens[:-1], own.order, own.request.salt
+        if states and (prefix := prefixes.claim(*claimed, only_new=True)):
             self.runner.write_slots(np.array([prefix.slot], np.int64), states)
-            self.scheduler.prefixes.finish(prefix)
-            self.scheduler.prefixes.release(prefix)
-        salt = sample.group.request.salt
-        return Done(asked.id, {"salt": salt}, sample.tokens.astype("<i4").tobytes())
+            prefixes.finish(prefix)
+            prefixes.release(prefix)
+        return Done(asked.id, {"salt": own.request.salt}, sample.tokens.astype("<i4").tobytes())
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
         """End these samples of a request; no further Output of them follows. See StopSamples."""

@@ -58,7 +58,6 @@ from srm.errors import (
     UNDECODABLE,
     EngineUnavailable,
     InvalidRequest,
-    NotFound,
     RequestError,
     SnapshotError,
     SRMError,
@@ -289,30 +288,25 @@ class EngineProcess:
 
     def _control(self, client: bytes, message: Control) -> None:
         self._send_outputs(self._engine.settle())
-        if isinstance(message, Pause | Resume):
-            try:
+        try:
+            if isinstance(message, Pause | Resume):
                 self._check_may_pause(message)
-            except SRMError as error:
-                self._send(client, refusal(message.id, error))
-                return
-            done = self._pausing.receive(message)
-            self._send_statuses()
-            if isinstance(message, Pause) and message.waits:
-                self._waiting_pauses.append((client, done))
+                done = self._pausing.receive(message)
+                self._send_statuses()
+            elif isinstance(message, DropPrefixes):
+                self._engine.scheduler.prefixes.forget()
+                done = Done(message.id)
+            elif isinstance(message, ReadSample):
+                done = self._engine.read_sample(message)
             else:
-                self._send(client, done)
+                done = self._end_requests(message)
+        except SRMError as error:
+            self._send(client, refusal(message.id, error))
             return
-        if isinstance(message, DropPrefixes):
-            self._engine.scheduler.prefixes.forget()
-            self._send(client, Done(message.id))
-            return
-        if isinstance(message, ReadSample):
-            try:
-                self._send(client, self._engine.read_sample(message))
-            except NotFound as error:
-                self._send(client, refusal(message.id, error))
-            return
-        self._send(client, self._end_requests(message))
+        if isinstance(message, Pause) and message.waits:
+            self._waiting_pauses.append((client, done))
+        else:
+            self._send(client, done)
 
     def _end_requests(self, message: EndRequests) -> Done:
         """End those that are meant; the engine must be settled."""

@@ -11,9 +11,8 @@ import sys
 from codecs import BOM_UTF8
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from srm.engine.config import BUNDLED_NAMES, EngineConfig, find_model
-from srm.engine.messages import PROMPT, Output, Request, SamplingParams
+from srm.engine.messages import PROMPT, Output, Request, SamplingParams, begin_from
 from srm.engine.process.engine import Engine
 from srm.engine.receipt import Receipt, ReceiptSpan, params_that_decide
 from srm.engine.state.parked import Parked
@@ -35,9 +34,6 @@ from srm.files import open_file
 from srm.progress import Tell, count_seconds, show_progress
 from srm.settings import CommandParser, build_struct
 
-_TOGETHER = 1_024
-"""Most samples of a prompt that are one request."""
-
 
 @dataclass(slots=True, eq=False)
 class Replay:
@@ -48,13 +44,11 @@ class Replay:
     receipt: Receipt
     fault: str = ""
     """Where it differs, or why it cannot be replayed."""
-    reached: int = 0
-    """Token at which it differs."""
     stage: int = 0
     """Number of its spans that were replayed."""
     states: list[bytes] = field(default_factory=list)
-    """What weights before may have left as the state, float32[state_width], before the next span's
-    first token; empty after no tokens."""
+    """What may be the state before the next span's first token, float32[state_width]; empty where
+    nothing was read."""
 
     @property
     def span(self) -> ReceiptSpan:
@@ -65,19 +59,17 @@ class Replay:
         """Return how many tokens its state has before this one of its own is sampled."""
         return len(self.receipt.prompt_token_ids) // 4 - 1 + token
 
-    def compare(self, made: Output) -> None:
-        """Compare what was made with the tokens of its span."""
+    def compare(self, made: Output) -> tuple[int, str]:
+        """Return up to which token what was made is that of its span, and what differs there."""
         begin, end = self.span.start, self.span.end
         asked = _bits(self.receipt.token_ids, self.receipt.logprobs)[begin:end]
         got = _bits(made.token_ids, made.logprobs)[begin:end]
         differ = np.flatnonzero((asked[: len(got)] != got).any(1))
         at = int(differ[0]) if len(differ) else len(got)
         if at == len(asked):
-            self.fault = ""
-        elif not self.fault or begin + at > self.reached:  # the try that came further counts
-            self.reached = begin + at
-            shown = _show(got[at]) if at < len(got) else made.error or "none: it ends"
-            self.fault = f"token {begin + at} is {_show(asked[at])} and now {shown}"
+            return end, ""
+        shown = _show(got[at]) if at < len(got) else made.error or "none: it ends"
+        return begin + at, f"token {begin + at} is {_show(asked[at])} and now {shown}"
 
 
 def _bits(token_ids: bytes, logprobs: bytes) -> npt.NDArray[np.int32]:
@@ -87,6 +79,11 @@ def _bits(token_ids: bytes, logprobs: bytes) -> npt.NDArray[np.int32]:
 
 def _show(bits: npt.NDArray[np.int32]) -> str:
     return f"{bits[0]} ({bits[1:].view(np.float32)[0]})"
+
+
+_Asked = tuple[Replay, bytes, bytes, int, dict[str, Any], Parked | None]
+"""A receipt, the state that a request begins from, its prompt, how many tokens of that the state
+has, further fields, and the sequence that goes on, if one does."""
 
 
 class Replayer:
@@ -100,7 +97,7 @@ class Replayer:
                 weights = load_checkpoint(folder)
             self._weights[weights.fingerprint] = folder, weights
         self._engine: Engine | None = None
-        self._num_asked = self._num_compared = 0
+        self._num_asked = self._num_replayed = 0
         self._tell: Tell = lambda *_: None
 
     def close(self) -> None:
@@ -110,7 +107,7 @@ class Replayer:
             self._engine = None
 
     def replay(self, replays: list[Replay], tell: Tell) -> None:
-        """Replay receipts, and note in each where it differs. `tell` counts what was compared."""
+        """Replay receipts, and note in each where it differs. `tell` counts their spans."""
         self._tell, left = tell, list(replays)
         while left := [own for own in left if own.stage < len(own.receipt.spans) and not own.fault]:
             groups: defaultdict[tuple[str, str], list[Replay]] = defaultdict(list)
@@ -125,9 +122,7 @@ class Replayer:
                             what = f"token {own.span.start} cannot be made in {arithmetic!r}"
                             own.fault = f"{what}: {error.message}"
                 else:
-                    for own in some:
-                        own.fault = _misfit(own.receipt, engine)
-                    self._replay_spans(engine, [own for own in some if not own.fault])
+                    self._replay_spans(engine, some)
                 for own in some:
                     own.stage += 1
 
@@ -155,142 +150,104 @@ class Replayer:
         return engine
 
     def _replay_spans(self, engine: Engine, replays: list[Replay]) -> None:
-        """Replay the spans that are next, which the engine's weights made."""
-        idle = [(own, own.span.end, 0, b"") for own in replays if own.span.start == own.span.end]
-        anew = self._states(engine, idle)
-        for own, state in anew.items():
-            own.states.append(state)
-        begun: dict[Replay, bytes] = {}
-        turn, left = 0, [own for own in replays if own not in anew]
-        while left:
-            tries = {own: own.states[turn] for own in left if turn < len(own.states)}
-            last = [own for own in left if turn == len(own.states)]
-            tries |= dict.fromkeys(last, b"")
-            fed = [(own, own.span.start, 0, b"") for own in last if own.span.start]
-            tries |= self._states(engine, fed)
-            self._sample(engine, tries)
-            begun |= tries
-            left = [own for own in left if own.fault and own not in last]
-            turn += 1
-        ended = [
-            (own, own.span.end, own.span.start, state)
-            for own, state in begun.items()
-            if not own.fault and own.stage + 1 < len(own.receipt.spans)
-        ]
-        for own, state in self._states(engine, ended).items():
-            own.states = [state]
-        for own in begun:
+        """Replay the spans that are next, which the engine's weights made: from each state that the
+        weights before may have left, and from that which these make of the tokens before."""
+        for own in replays:
+            own.fault = _misfit(own.receipt, engine)
+        good = [own for own in replays if not own.fault]
+        before = [own for own in good if own.span.start or not own.span.end]
+        self._read(engine, [(own, own.span.start, 0, b"") for own in before])
+        asked = []
+        for own in good:
+            if own.span.start < own.span.end and not own.fault:
+                states = own.states if own.span.start else [*own.states, b""]
+                asked += [(own, state, *_sampling(own, state)) for state in states]
+                own.states = []
+        tries: defaultdict[Replay, list[tuple[int, str, bytes]]] = defaultdict(list)
+        for own, state, made in self._run(engine, asked):
+            tries[own].append((*own.compare(made), state))
+            self._tell(self._num_replayed + len(tries), "")
+        for own, results in tries.items():
+            _, own.fault, _ = max(results)  # the one that came furthest
             if own.fault:
                 why = "no state that weights before left fits, nor one that these make: "
                 own.fault += f", by weights {own.span.fingerprint}: " + (
-                    f"{why if own.states else ''}the receipt was changed, the processor is another "
-                    "one, or weights changed while a prompt was being read"
+                    f"{why if len(results) > 1 else ''}the receipt was changed, the processor is "
+                    "another one, or weights changed while a prompt was being read"
                 )
+        ended = [
+            (own, own.span.end, own.span.start, state)
+            for own, results in tries.items()
+            for _, fault, state in results
+            if not fault and own.stage + 1 < len(own.receipt.spans)
+        ]
+        self._read(engine, ended)
+        self._num_replayed += len(replays)
 
-    def _sample(self, engine: Engine, begun: dict[Replay, bytes]) -> None:
-        """Make the tokens of the spans that are next, from these states, and compare them."""
-        together: defaultdict[tuple[Any, ...], defaultdict[int, list[Replay]]]
-        together = defaultdict(lambda: defaultdict(list))
-        for own, state in begun.items():
-            receipt = own.receipt
-            alone = own.place if state else receipt.sample // _TOGETHER
-            key = receipt.prompt_token_ids, msgspec.json.encode(receipt.params), alone, state
-            together[key][receipt.sample].append(own)
-        asked, by_id = [], {}
-        for (*_, state), samples in together.items():
-            of_each = [samples[number] for number in sorted(samples)]
-            request, parked = self._request(engine, of_each, state)
-            try:
-                engine.scheduler.check(request)
-            except RequestError as error:
-                for own in [own for same in of_each for own in same]:
-                    own.fault = f"it cannot be asked for: {error.message}"
-            else:
-                asked.append((request, parked))
-                by_id[request.id] = of_each
-        for output in _run(engine, asked):
-            for own in by_id[output.id][output.index]:
-                own.compare(output)
-                self._num_compared += 1
-                self._tell(self._num_compared, "")
-
-    def _request(
-        self, engine: Engine, of_each: list[list[Replay]], state: bytes
-    ) -> tuple[Request, Parked | None]:
-        """Return the request of these samples, each with its receipts, and what it goes on from.
-        Receipts differ in the sample alone, and where there is a state, there is one."""
-        own, numbers = of_each[0][0], [same[0].receipt.sample for same in of_each]
-        receipt, start = own.receipt, own.span.start
-        params = params_that_decide(receipt.params)
-        if not params.constraint:  # which leads to an end before the last token that is allowed
-            most = max(own.span.end for same in of_each for own in same)
-            params = msgspec.structs.replace(params, max_tokens=max(most, params.min_tokens))
-        parked = None
-        if start:
-            tokens, logprobs = receipt.token_ids[: 4 * start], receipt.logprobs[: 4 * start]
-            states = np.frombuffer(state, "<f4")[None], np.frombuffer(tokens[-4:], "<i4")
-            positions = np.array([own.num_before(start)], np.int32)
-            parked = Parked(
-                np.zeros(1, np.int64), positions, SlotStates(*states), (tokens,), (logprobs,)
-            )
-        request = self._new_request(
-            *(engine, receipt.prompt_token_ids, b"" if start else state, own.num_before(0)),
-            params=msgspec.structs.replace(params, n=len(numbers), logprobs=0),
-            samples=np.array(numbers, "<i4").tobytes(),
-            durable=start > 0,  # others do not go on
-        )
-        return request, parked
-
-    def _states(
-        self, engine: Engine, wanted: Iterable[tuple[Replay, int, int, bytes]]
-    ) -> dict[Replay, bytes]:
-        """Return the state, by the engine's weights, before each receipt's token `end`, from the
-        one before token `start`; empty: from the beginning."""
-        by_id, asked = {}, []
+    def _read(self, engine: Engine, wanted: Iterable[tuple[Replay, int, int, bytes]]) -> None:
+        """Add to each receipt's states the one before its token `end`, by the engine's weights from
+        the one before its token `start`; empty: from the beginning."""
+        asked = []
         for own, end, start, state in wanted:
-            tokens = own.receipt.prompt_token_ids + own.receipt.token_ids[: 4 * end]
-            begun = state, own.num_before(start)
-            params = SamplingParams(max_tokens=0)
-            request = self._new_request(engine, tokens, *begun, params=params, returns_state=True)
-            by_id[request.id] = own
-            asked.append((request, None))
-        outputs = _run(engine, asked)
-        return {by_id[made.id]: made.state for made in outputs if made.index == PROMPT}
+            token_ids = own.receipt.prompt_token_ids + own.receipt.token_ids[: 4 * end]
+            fields = {"params": SamplingParams(max_tokens=0), "returns_state": True}
+            asked.append((own, state, token_ids, own.num_before(start), fields, None))
+        for own, _, made in self._run(engine, asked):
+            if made.index == PROMPT:
+                own.states.append(made.state)
 
-    def _new_request(
-        self, engine: Engine, token_ids: bytes, state: bytes, length: int, **fields: Any
-    ) -> Request:
-        """Return a request that begins from this state of its first tokens, if there is one."""
-        self._num_asked += 1
-        if state:
-            fields |= {"state": state, "state_length": length}
-            fields["state_of"] = engine.status().fingerprint  # or it would not be used
-            fields["salt"] = blake2b(state).hexdigest()  # others do not begin from it
-        return Request(str(self._num_asked), token_ids, **fields)
+    def _run(
+        self, engine: Engine, asked: Iterable[_Asked]
+    ) -> Iterator[tuple[Replay, bytes, Output]]:
+        """Yield what comes of requests, with receipt and state, in any order; note in receipts what
+        is refused."""
+        waiting, by_id = deque(asked), {}
+        while waiting or engine.has_work:
+            while waiting:
+                own, state, token_ids, length, fields, parked = waiting[0]
+                if state and not parked:
+                    fields |= begin_from(state, length, engine.status().fingerprint)
+                self._num_asked += 1
+                try:
+                    engine.add(Request(str(self._num_asked), token_ids, **fields), parked)
+                except Overloaded:
+                    break
+                except RequestError as error:
+                    own.fault = f"it cannot be asked for: {error.message}"
+                else:
+                    by_id[str(self._num_asked)] = own, state
+                waiting.popleft()
+            for made in engine.step_overlapped():
+                yield (*by_id[made.id], made)
+
+
+def _sampling(own: Replay, state: bytes) -> tuple[bytes, int, dict[str, Any], Parked | None]:
+    """Return what is asked for so that the tokens of the next span come, from this state."""
+    receipt, start = own.receipt, own.span.start
+    params = msgspec.structs.replace(params_that_decide(receipt.params), logprobs=0)
+    if not params.constraint:  # which leads to an end before the last token that is allowed
+        most = max(own.span.end, params.min_tokens)
+        params = msgspec.structs.replace(params, max_tokens=most)
+    parked = None
+    if start:
+        tokens, logprobs = receipt.token_ids[: 4 * start], receipt.logprobs[: 4 * start]
+        states = np.frombuffer(state, "<f4")[None], np.frombuffer(tokens[-4:], "<i4")
+        positions = np.array([own.num_before(start)], np.int32)
+        parked = Parked(
+            np.zeros(1, np.int64), positions, SlotStates(*states), (tokens,), (logprobs,)
+        )
+    samples = np.array([receipt.sample], "<i4").tobytes()
+    fields = {"params": params, "samples": samples, "durable": start > 0}  # others do not go on
+    return receipt.prompt_token_ids, own.num_before(0), fields, parked
 
 
 def _misfit(receipt: Receipt, engine: Engine) -> str:
-    """Return why a receipt cannot be of the engine's model; empty: it can."""
-    model, tokens = engine.model, np.frombuffer(receipt.prompt_token_ids + receipt.token_ids, "<i4")
-    outside = tokens[(tokens < 0) | (tokens >= model.vocab_size)]
-    count, room = receipt.num_tokens, model.n_ctx - len(tokens) + receipt.num_tokens + 1
-    most = min(receipt.params.max_tokens, room)
-    if len(outside):
-        return f"it has token {outside[0]}; ids go from 0 to {model.vocab_size - 1}"
-    if room < 1 or count > most or (receipt.finish_reason == "length" and count < most):
-        return f"it has {count} tokens, and max_tokens and n_ctx = {model.n_ctx} allow {most}"
+    """Return why a receipt's length cannot be that of its model and parameters; empty: it can."""
+    count, n_ctx = receipt.num_tokens, engine.model.n_ctx
+    most = min(receipt.params.max_tokens, n_ctx - len(receipt.prompt_token_ids) // 4 + 1)
+    if count > most or (receipt.finish_reason == "length" and count < most):
+        return f"it has {count} tokens, and max_tokens and n_ctx = {n_ctx} allow {most}"
     return ""
-
-
-def _run(engine: Engine, asked: Iterable[tuple[Request, Parked | None]]) -> Iterator[Output]:
-    """Yield what comes of requests, in any order."""
-    waiting = deque(asked)
-    while waiting or engine.has_work:
-        with suppress(Overloaded):
-            while waiting:
-                engine.add(*waiting[0])
-                waiting.popleft()
-        yield from engine.step_overlapped()
 
 
 def read_receipts(lines: Iterable[bytes]) -> Iterator[Replay | str]:
@@ -300,19 +257,16 @@ def read_receipts(lines: Iterable[bytes]) -> Iterator[Replay | str]:
         line, place = data.removeprefix(BOM_UTF8), f"line {number}"
         if not line.strip():
             continue
-        places: dict[str, Any] = {}
         try:
             value = msgspec.json.decode(line, type=dict[str, Any])
-            if "format" in value:
-                places[place] = value
-            else:
+            places: dict[str, Any] = {place: value}
+            if "format" not in value:
                 reply = (value.get("response") or {}).get("body") or value
                 receipts = [choice.get("receipt") for choice in reply["choices"]]
                 places = {f"{place}, choice {at}": own for at, own in enumerate(receipts)}
                 places = places or {place: None}
         except (LookupError, TypeError, AttributeError):
-            yield f"{place}: it has no receipt"
-            continue
+            places = {place: None}
         except UNDECODABLE as error:
             yield f"{place}: {in_words(error)}"
             continue
@@ -322,7 +276,7 @@ def read_receipts(lines: Iterable[bytes]) -> Iterator[Replay | str]:
                     raise ValueError("it has no receipt")
                 receipt = msgspec.convert(each, Receipt, str_keys=True)
                 receipt.check()
-            except (*UNDECODABLE, ValueError) as error:
+            except UNDECODABLE as error:
                 yield f"{where}: {in_words(error)}"
             else:
                 yield Replay(where, receipt)

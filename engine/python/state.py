@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from srm.engine.messages import Status
+from srm.engine.messages import Status, begin_from
 from srm.engine.steps.batch import F32, I32
 from srm.errors import InvalidRequest
 
@@ -39,10 +38,4 @@ class State:
         if len(self.token_ids) == 1:
             return {}
         values = np.asarray(self.values, "<f4").tobytes()
-        return {
-            "state": values,
-            "state_length": len(self.token_ids) - 1,
-            "state_of": self.fingerprint,
-            # Other prompts do not begin from what a program may have changed.
-            "salt": blake2b(values, digest_size=16).hexdigest(),
-        }
+        return begin_from(values, len(self.token_ids) - 1, self.fingerprint)

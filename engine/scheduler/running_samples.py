@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from srm.engine.messages import ReadSample
-from srm.engine.scheduler.accept import RequestRegistry
+from srm.engine.messages import ReadSample, Request
 from srm.engine.scheduler.parking import Parking
-from srm.engine.state.prefixes import NO_SLOT, Prefix, Prefixes
+from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import SequenceGroup
 from srm.engine.state.slots import SlotTable
 from srm.engine.steps.batch import I32, SlotStates
@@ -20,40 +19,23 @@ class RunningSample(NamedTuple):
 
     group: SequenceGroup
     tokens: I32  # its prompt's and those that it has sampled
-    slot: int = NO_SLOT  # with the state after all of them but the last, if one has it
+    slot: int | None = None  # with the state after all of them but the last, if one has it
     states: SlotStates | None = None  # the same of one that is parked
 
 
-def find_sample(
-    asked: ReadSample, registry: RequestRegistry, table: SlotTable, parking: Parking
-) -> RunningSample | None:
+def find_sample(asked: ReadSample, scheduler: Scheduler) -> RunningSample | None:
     """Find the sample that is asked for; None if there is none, or none that runs or waits."""
-    groups = [registry.by_id[id] for id in asked.ids if id in registry.by_id]
-    if not groups:
-        groups = [group for group in registry.by_id.values() if _is_named(group, asked)]
-    for group in groups:
-        samples = group.samples_at(np.arange(group.request.params.n))
-        own = np.flatnonzero(samples == asked.index).tolist()
-        if own and group.request.share == asked.share:
-            return _read(group, own[0], table, parking)
+    for group in scheduler.registry.by_id.values():
+        if group.request.share == asked.share and _is_named(group.request, asked.of):
+            samples = group.samples_at(np.arange(group.request.params.n))
+            if (own := np.flatnonzero(samples == asked.index)).size:
+                return _read(group, int(own[0]), scheduler.table, scheduler.parking)
     return None
 
 
-def claim_state(sample: RunningSample, prefixes: Prefixes) -> Prefix | None:
-    """Return a pinned prefix that the sample's state is to be copied to; None if it is kept
-    already, there is no slot for it, or it is not what the weights in use make of the tokens."""
-    group, tokens = sample.group, sample.tokens[:-1]
-    salt = group.request.salt
-    has_state = sample.slot != NO_SLOT or sample.states is not None
-    if not (has_state and prefixes.keep) or prefixes.find(tokens, salt).length == len(tokens):
-        return None
-    return prefixes.claim(tokens, group.order, salt)
-
-
-def _is_named(group: SequenceGroup, asked: ReadSample) -> bool:
-    request = group.request
-    prompt = request.id.partition("#")[0].partition("~")[0]
-    return bool(asked.name == request.name and prompt.endswith(f"-{asked.prompt}"))
+def _is_named(request: Request, of: str) -> bool:
+    id = request.id.partition("#")[0].partition("~")[0]  # that of the request it is a part of
+    return of in (id, f"{request.name}-{id.rpartition('-')[2]}")
 
 
 def _read(
@@ -66,7 +48,7 @@ def _read(
         sampled = table.output_tokens.read(slot, first, position)
         # One that is being fed again has no row, nor a state.
         has_state = bool(table.is_running[slot]) and position > first and is_of_weights
-        return RunningSample(group, _joined(prompt, sampled), slot if has_state else NO_SLOT)
+        return RunningSample(group, _joined(prompt, sampled), slot if has_state else None)
     for of_group, parked in parking.records() if parking.holds(group) else ():
         if of_group is group and (places := np.flatnonzero(parked.indices == index)).size:
             own = parked.only(places)

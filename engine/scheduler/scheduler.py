@@ -23,7 +23,7 @@ import numpy as np
 
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.messages import Output, ReadSample, Request
+from srm.engine.messages import Output, Request
 from srm.engine.scheduler.accept import RequestRegistry, accept
 from srm.engine.scheduler.admission import Admission
 from srm.engine.scheduler.assembly import assemble, mask_rows
@@ -31,10 +31,9 @@ from srm.engine.scheduler.completion import StepCompletion, StepTokens, make_abo
 from srm.engine.scheduler.parking import Parking, check_fits, collect_states
 from srm.engine.scheduler.preemption import choose_preempted
 from srm.engine.scheduler.round_robin import RoundRobin
-from srm.engine.scheduler.running_samples import RunningSample, claim_state, find_sample
 from srm.engine.state.latency import Latencies
 from srm.engine.state.parked import Parked
-from srm.engine.state.prefixes import NO_SLOT, Prefix, Prefixes
+from srm.engine.state.prefixes import NO_SLOT, Prefixes
 from srm.engine.state.sequence import PATIENCE, SequenceGroup
 from srm.engine.state.slots import SlotTable, StopSets
 from srm.engine.steps.batch import I32, I64, NO_EDITS, Batch, SlotStates, StepResult
@@ -205,15 +204,6 @@ class Scheduler:
         outputs = make_aborted(self.table, group, slots, parked)
         self.abort(request_id)
         return outputs
-
-    def find_sample(self, asked: ReadSample) -> RunningSample | None:
-        """Find a sample that runs or waits. No step may be under way."""
-        return find_sample(asked, self.registry, self.table, self.parking)
-
-    def claim_state(self, sample: RunningSample) -> Prefix | None:
-        """Return a pinned prefix for the sample's state, which the caller copies there; None if it
-        is not to be copied."""
-        return claim_state(sample, self.prefixes)
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; return how many there were

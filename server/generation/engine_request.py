@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from srm.engine.messages import Request, SamplingParams
+from srm.engine.messages import Request, SamplingParams, begin_from
 from srm.errors import InvalidRequest
 from srm.server.generation.prompts import GivenState, Prompt
 from srm.server.http.request_log import CURRENT
@@ -113,18 +113,10 @@ def engine_requests(
 
 def state_fields(given: GivenState | None, salt: str) -> dict[str, Any]:
     """Return the fields of an engine's Request that say from which state it begins, and who else
-    may begin from what it leaves behind: with a given state nobody, since that is its owner's
-    word."""
-    if given is not None and given.salt is not None:
-        return {"salt": given.salt}
+    may begin from what it leaves behind."""
     if given is None or not given.state:
-        return {"salt": salt}
-    return {
-        "state": given.state,
-        "state_length": given.length,
-        "state_of": given.fingerprint,
-        "salt": f"{salt}\n{given.digest}",
-    }
+        return {"salt": salt if given is None or given.salt is None else given.salt}
+    return begin_from(given.state, given.length, given.fingerprint, salt)
 
 
 def _emit(

@@ -113,8 +113,8 @@ class Generation:
     @property
     def forked_at(self) -> int | UnsetType:
         """Tokens that the sample had that this is a fork of, if it is one."""
-        is_fork = self.begun is not None and self.begun.salt is not None
-        return len(self.begun.token_ids) // 4 if self.begun and is_fork else UNSET
+        begun = self.begun
+        return UNSET if begun is None or begun.salt is None else len(begun.token_ids) // 4
 
     @property
     def first_version(self) -> int:

@@ -29,12 +29,10 @@ _AT_ONCE = 512
 class GivenState:
     """The state of the first tokens of a request's prompt."""
 
-    digest: str
-    """Checksum of the rest."""
     token_ids: bytes
-    state: bytes
+    state: bytes = b""
     """Empty where the tokens are to be fed."""
-    fingerprint: str
+    fingerprint: str = ""
     turn: Raw | UnsetType = UNSET
     """What else there is of a response."""
     salt: str | None = None

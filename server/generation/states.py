@@ -84,7 +84,8 @@ class States:
         """Have the engine make the state of these tokens, from a `given` one of the first of them,
         and keep it. Raises what the engine refuses, QuotaExceeded and StoreError."""
         made = await self._read(token_ids, owner, given)
-        return await self._add(new_state_id(), owner.key, *made, metadata or {}, ttl_s)
+        record = self._record(new_state_id(), owner, *made, metadata or {}, ttl_s)
+        return await self._add(record, made[0])
 
     async def keep(
         self, id: str, token_ids: bytes, owner: RequestOwner, given: GivenState | None, turn: Raw
@@ -94,7 +95,7 @@ class States:
         made = StateContent(token_ids, b""), "", ""
         if len(token_ids) // 4 <= self._model.n_ctx:
             made = await _when_there_is_room(lambda: self._read(token_ids, owner, given))
-        await self._add(id, owner.key, *made, {}, DEFAULT_TTL_S, turn)
+        await self._add(self._record(id, owner, *made, turn=turn), made[0])
 
     async def _read(
         self, token_ids: bytes, owner: RequestOwner, given: GivenState | None
@@ -133,7 +134,6 @@ class States:
     ) -> list[str]:
         """Make a state of each, all or none; return their ids. Raises as `make`."""
         made: list[str] = []
-
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def make(own: bytes) -> str:
@@ -167,18 +167,16 @@ class States:
                 "state",
             )
         state = content.state if made_by == own else b""
-        token_ids = content.token_ids
-        return GivenState(record.digest, token_ids, state, record.fingerprint, record.turn)
+        return GivenState(content.token_ids, state, record.fingerprint, record.turn)
 
     async def get(
         self, id: str, owner: RequestOwner, field: str = "state"
     ) -> tuple[StateRecord, StateContent]:
         """Return a state of a key, or a response if another field names it. Raises NotFound,
         PreviousNotFound and StoreError."""
-        there = await self._run(self._store.get, _checked(id, field), owner.key)
-        if there is None:
-            raise _not_found(id, field)
-        return there
+        if _is_of(field, id) and (there := await self._run(self._store.get, id, owner.key)):
+            return there
+        raise _not_found(id, field)
 
     async def list(self, owner: RequestOwner, limit: int, after: str | None) -> list[StateRecord]:
         """Return at most `limit` states of a key, newest first. Raises InvalidRequest."""
@@ -189,7 +187,7 @@ class States:
 
     async def delete(self, id: str, owner: RequestOwner, field: str = "state") -> None:
         """Delete what `get` returns. Raises NotFound and StoreError."""
-        if not await self._run(self._store.delete, _checked(id, field), owner.key):
+        if not (_is_of(field, id) and await self._run(self._store.delete, id, owner.key)):
             raise _not_found(id, field)
 
     async def put(self, id: str, file: bytes, owner: RequestOwner) -> StateRecord:
@@ -197,15 +195,12 @@ class States:
         InvalidRequest for what is none, Conflict for other weights, QuotaExceeded, StoreError."""
         content, about = from_file(file)
         status = self._status()
-        own = {"fingerprint": status.fingerprint, "arithmetic": status.arithmetic}
-        for name, value in own.items():
-            if about[name] != value:
+        for name in ("fingerprint", "arithmetic"):
+            if about[name] != (own := getattr(status, name)):
                 raise Conflict(
-                    f"the state's {name} is {about[name]!r}, and this server's {value!r}", name
+                    f"the state's {name} is {about[name]!r}, and this server's {own!r}", name
                 )
-        record = self._record(
-            *(id, owner.key, content, status.fingerprint, status.arithmetic, {}, DEFAULT_TTL_S)
-        )
+        record = self._record(id, owner, content, status.fingerprint, status.arithmetic)
         if about["digest"] != record.digest:
             raise InvalidRequest("the file's digest is of other bytes: it is damaged", "file")
         self._check(content)
@@ -234,18 +229,18 @@ class States:
     def _record(
         self,
         id: str,
-        key: str,
+        owner: RequestOwner,
         content: StateContent,
         fingerprint: str,
         arithmetic: str,
-        metadata: dict[str, str],
-        ttl_s: int,
+        metadata: dict[str, str] = {},  # noqa: B006  # it is not changed
+        ttl_s: int = DEFAULT_TTL_S,
         turn: Raw | UnsetType = UNSET,
     ) -> StateRecord:
         now = int(time.time())
         return StateRecord(
             id=id,
-            owner=key,
+            owner=owner.key,
             num_tokens=len(content.token_ids) // 4,
             num_bytes=content.num_bytes + len(msgspec.json.encode(metadata)) + len(turn or b""),
             fingerprint=fingerprint,
@@ -257,16 +252,15 @@ class States:
             turn=turn,
         )
 
-    async def _add(self, id: str, key: str, content: StateContent, *own: Any) -> StateRecord:
+    async def _add(self, record: StateRecord, content: StateContent) -> StateRecord:
         """Keep what was made, unless whoever asked for it has gone meanwhile."""
-        made = self._record(id, key, content, *own)
-        adding = asyncio.ensure_future(self._run(self._store.add, made, content, self._max_bytes))
+        adding = asyncio.ensure_future(self._run(self._store.add, record, content, self._max_bytes))
         try:
             return await asyncio.shield(adding)
         except asyncio.CancelledError:
             await asyncio.wait([adding])  # a thread does not stop
             if not adding.exception():
-                await self._run(self._store.delete, made.id, made.owner)
+                await self._run(self._store.delete, record.id, record.owner)
             raise
 
     def _status(self) -> Status:
@@ -317,11 +311,9 @@ async def _when_there_is_room(make: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(error.retry_after_s or 1)
 
 
-def _checked(id: str, field: str) -> str:
-    """Return the id. Raises NotFound for one of another kind than this field names."""
-    if not id.startswith("state_" if field == "state" else "resp_"):
-        raise _not_found(id, field)
-    return id
+def _is_of(field: str, id: str) -> bool:
+    """Whether the id is of the kind that this field names."""
+    return id.startswith("state_" if field == "state" else "resp_")
 
 
 def _not_found(id: str, field: str) -> RequestError:

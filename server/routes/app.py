@@ -155,7 +155,7 @@ def create_app(
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     files.add_routes(router, Files)
     batches.add_routes(router, jobs, config.max_body_bytes)
-    responses.add_routes(router, made.responses)
+    responses.add_routes(router, saved)
     states.add_routes(router, saved, served, text, template, config.max_body_bytes)
     growing = trees.Trees(client, saved, served, text)
     trees.add_routes(router, growing, config.max_body_bytes)

@@ -38,6 +38,7 @@ from srm.server.schema.states import (
     prompt_of,
 )
 from srm.server.schema.validation import checked, from_text, given_fields, naming
+from srm.server.storage.batch_replies import listed
 from srm.server.storage.states import StateRecord
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
@@ -128,12 +129,7 @@ def add_routes(
     async def list_states(request: Request) -> Response:
         query = from_text(StateQuery, request.query_params.multi_items())
         records = await states.list(of_current_request(), query.limit + 1, query.after)
-        listed = [_object(record) for record in records[: query.limit]]
-        ends = (listed[0].id, listed[-1].id) if listed else (None, None)
-        has_more = len(records) > query.limit
-        return json_reply(
-            StateList(data=listed, first_id=ends[0], last_id=ends[1], has_more=has_more)
-        )
+        return json_reply(StateList(**listed([*map(_object, records)], query.limit)))
 
     @router.get("/v1/states/{state_id}")
     async def get_state(state_id: str) -> Response:
@@ -163,13 +159,4 @@ def add_routes(
 
 
 def _object(record: StateRecord) -> StateObject:
-    return StateObject(
-        id=record.id,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-        tokens=record.num_tokens,
-        bytes=record.num_bytes,
-        fingerprint=record.fingerprint,
-        arithmetic=record.arithmetic,
-        metadata=record.metadata,
-    )
+    return msgspec.convert(record, StateObject, from_attributes=True)

@@ -172,12 +172,8 @@ class ForkRequest(CompletionRequest, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        beside = {
-            "state": self.state is not None,
-            "cache_salt": self.cache_salt is not None,
-            "truncate_prompt_tokens": self.truncate_prompt_tokens is not None,
-        }
-        self.refuse_beside(beside, "a fork")
+        for name in ("state", "cache_salt", "truncate_prompt_tokens"):
+            self.refuse_beside({name: getattr(self, name) is not None}, "a fork")
 
 
 _Completing = TypeVar("_Completing", bound=CompletionRequest)

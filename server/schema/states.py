@@ -25,22 +25,22 @@ class StateQuery(Fields, frozen=True, kw_only=True):
     """Most states in the reply."""
 
 
-class StateObject(msgspec.Struct, kw_only=True):
-    """Times are Unix seconds."""
+class StateObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A state without its content. Times are Unix seconds."""
 
     id: str
     object: Literal["state"] = "state"
     created_at: int
     expires_at: int
-    tokens: int
+    num_tokens: int = msgspec.field(name="tokens")
     """Tokens that it knows; all but the last have been read."""
-    bytes: int
+    num_bytes: int = msgspec.field(name="bytes")
     """Bytes that it counts for in the key's quota."""
     fingerprint: str
     """Fingerprint of the weights that made it."""
     arithmetic: str
-    """Device and data type that made it."""
-    metadata: dict[str, str]
+    """Device and data type that made it: others make other bits."""
+    metadata: dict[str, str] = {}
 
 
 class StateList(msgspec.Struct, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -123,7 +124,7 @@ def file_object(record: FileRecord) -> FileObject:
 
 def file_list(records: list[FileRecord], limit: int) -> FileList:
     """Return a list of up to `limit` records; a further record sets `has_more`."""
-    return FileList(**_listed([file_object(record) for record in records], limit))
+    return FileList(**listed([file_object(record) for record in records], limit))
 
 
 def batch(record: BatchRecord) -> Batch:
@@ -153,10 +154,11 @@ def batch(record: BatchRecord) -> Batch:
 
 def batch_list(records: list[BatchRecord], limit: int) -> BatchList:
     """Return a list of up to `limit` records; a further record sets `has_more`."""
-    return BatchList(**_listed([batch(record) for record in records], limit))
+    return BatchList(**listed([batch(record) for record in records], limit))
 
 
-def _listed(records: list[Any], limit: int) -> dict[str, Any]:
+def listed(records: Sequence[Any], limit: int) -> dict[str, Any]:
+    """Return the fields of a list of up to `limit` objects; a further one sets `has_more`."""
     data = records[:limit]
     return {
         "data": data,

@@ -16,23 +16,20 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from srm.errors import UNDECODABLE, StoreError
 from srm.server.errors import Conflict, QuotaExceeded
-from srm.server.schema.sampling_fields import Metadata
+from srm.server.schema.states import StateObject
 from srm.server.storage.database import full, transact, translated
-from srm.server.storage.records import Time
 
 ROW_BYTES = 512
 """Bytes that a state counts for besides its content."""
 _SPARE_BYTES = 16 * 1024**2
 """Room on the disk that states leave: to delete takes some, too."""
-_SWEPT = 64
-"""Most expired states that an addition deletes."""
 _VERSION = 1
 _PRAGMAS = {
     "synchronous": "NORMAL",
@@ -71,22 +68,12 @@ COMMIT;
 T = TypeVar("T")
 
 
-class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A state without its content. Times are Unix seconds."""
+class StateRecord(StateObject, frozen=True, kw_only=True):
+    """What is kept of a state besides its content."""
 
     id: Annotated[str, Meta(pattern=r"^(state|resp)_[0-9a-f]{32}\Z")]
     owner: str = ""
     """Name of the API key that it belongs to; empty without keys."""
-    num_tokens: int
-    num_bytes: int
-    """Bytes that it counts for in its key's quota."""
-    fingerprint: str
-    """Fingerprint of the weights that made it."""
-    arithmetic: str
-    """Device and data type that made it: others make other bits."""
-    created_at: Time
-    expires_at: Time
-    metadata: Metadata = msgspec.field(default_factory=dict)
     digest: str = ""
     turn: Raw | UnsetType = UNSET
     """Of a response: what it is besides its tokens, as JSON."""
@@ -142,7 +129,7 @@ class StateStore:
         """
 
         def add(connection: sqlite3.Connection) -> StateRecord:
-            self._sweep(connection, "LIMIT ?", _SWEPT)
+            self._sweep(connection)
             if shutil.disk_usage(self._path.parent).free < _SPARE_BYTES:
                 raise full(self._path.parent)
             if row := self._row(connection, "record", record.id, record.owner):
@@ -150,16 +137,12 @@ class StateStore:
                 if there.digest != record.digest:
                     raise Conflict(f"id {record.id!r} is that of another state", "state_id")
                 return there
-            if max_bytes and self._used(connection, record.owner) + record.num_bytes > max_bytes:
-                self._sweep(connection, "AND owner = ?", record.owner)
-                used = self._used(connection, record.owner)
-                if used + record.num_bytes > max_bytes:
-                    raise QuotaExceeded(
-                        f"your states take {used} bytes, this one {record.num_bytes}, and "
-                        f"max_state_bytes = {max_bytes}: delete some"
-                    )
-            own = record.id, record.owner
-            connection.execute("DELETE FROM states WHERE id = ? AND owner = ?", own)  # expired
+            used = self._used(connection, record.owner)
+            if max_bytes and used + record.num_bytes > max_bytes:
+                raise QuotaExceeded(
+                    f"your states take {used} bytes, this one {record.num_bytes}, and "
+                    f"max_state_bytes = {max_bytes}: delete some"
+                )
             connection.execute(
                 "INSERT INTO states (id, owner, num_bytes, expires_at, record, token_ids, state) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -193,10 +176,7 @@ class StateStore:
         def list_states(connection: sqlite3.Connection) -> list[StateRecord] | None:
             before = 2**63 - 1
             if after is not None:
-                row = connection.execute(
-                    "SELECT seq FROM states WHERE id = ? AND owner = ?", (after, owner)
-                ).fetchone()
-                if row is None:
+                if (row := self._row(connection, "seq", after, owner)) is None:
                     return None
                 (before,) = row
             rows = connection.execute(
@@ -216,16 +196,13 @@ class StateStore:
                 "DELETE FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
                 (id, owner, int(self._clock())),
             )
-            self._sweep(connection, "LIMIT ?", _SWEPT)
             return deleted.rowcount > 0
 
         return self._run(delete, is_writing=True, if_none=lambda: False)
 
     def expire(self) -> None:
         """Delete what has expired."""
-        self._run(
-            lambda connection: self._sweep(connection, "LIMIT ?", -1), True, if_none=lambda: None
-        )
+        self._run(self._sweep, is_writing=True, if_none=lambda: None)
 
     def bytes_of(self, owner: str) -> int:
         """Return the bytes that an owner's states count for."""
@@ -233,8 +210,8 @@ class StateStore:
 
     def _row(
         self, connection: sqlite3.Connection, columns: str, id: str, owner: str
-    ) -> tuple[bytes, ...] | None:
-        row: tuple[bytes, ...] | None = connection.execute(
+    ) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = connection.execute(
             f"SELECT {columns} FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
             (id, owner, int(self._clock())),
         ).fetchone()
@@ -251,12 +228,9 @@ class StateStore:
         row = connection.execute("SELECT num_bytes FROM used WHERE owner = ?", (owner,)).fetchone()
         return 0 if row is None else int(row[0])
 
-    def _sweep(self, connection: sqlite3.Connection, which: str, value: object) -> None:
+    def _sweep(self, connection: sqlite3.Connection) -> None:
         """Delete expired states."""
-        expired = f"SELECT seq FROM states WHERE expires_at <= ? {which}"
-        connection.execute(
-            f"DELETE FROM states WHERE seq IN ({expired})", (int(self._clock()), value)
-        )
+        connection.execute("DELETE FROM states WHERE expires_at <= ?", (int(self._clock()),))
 
     def _run(
         self,

@@ -299,7 +299,7 @@ class EngineMachine(RuleBasedStateMachine):
         parked = scheduler.parking.indices(group).tolist() if group else []
         runs = [*self.with_a_slot(group), *parked] if group else []
         is_waiting = group is not None and index in group.next_fresh(group.unstarted)
-        asked = ReadSample("r", (id,), "-", 0, index, of.share)
+        asked = ReadSample("r", id, index, of.share)
         self.runner.writes = self.twin_runner.writes = "forked one that {}".format(
             "is parked" if index in parked else "runs"
         )

@@ -5,6 +5,8 @@ Parameters that are not honoured are refused in `server.schema`; all that reach 
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
@@ -122,7 +124,7 @@ class Completions(Endpoint):
         request, owner = await parsed(parse_fork, body), of_current_request()
         which = completion_id, request.prompt_index, request.index, owner.share
         sample = await self._client.read_sample(*which)
-        begun = GivenState("", sample.token_ids, b"", "", salt=str(sample.detail["salt"]))
+        begun = GivenState(sample.token_ids, salt=str(sample.detail["salt"]))
         generation = await self.start(self.make_id(), request, owner, begun=begun)
         return await self._responder.respond(CompletionFormat(generation))
 
@@ -174,10 +176,7 @@ class Completions(Endpoint):
         if saves and owner.durable:  # a line that is sent again would make others
             raise InvalidRequest(f"{asked[-1]} is not for lines of a batch", asked[-1])
         begun = begun if id is None else await states.given(id, owner, request.refeed)
-
-        async def save(token_ids: list[bytes]) -> list[str]:
-            return await states.make_all(token_ids, owner, begun)
-
+        save = partial(states.make_all, owner=owner, given=begun)
         return begun, save if saves else None
 
     def _check_fits(self, request: CompletionRequest) -> None:

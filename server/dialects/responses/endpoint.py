@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 from starlette.responses import Response as HttpResponse
 
 from srm.errors import InvalidRequest
@@ -123,16 +123,6 @@ class Responses(Endpoint):
         form.keep = keep if asked.store else None
         return form
 
-    async def stored(self, id: str, owner: RequestOwner) -> bytes:
-        """Return the JSON of a response of a key. Raises NotFound and StoreError."""
-        record, _ = await self._store("store").get(id, owner, "response_id")
-        assert record.turn is not UNSET
-        return bytes(_decode_turn(record.turn).reply)
-
-    async def delete(self, id: str, owner: RequestOwner) -> None:
-        """Raises NotFound and StoreError."""
-        await self._store("store").delete(id, owner, "response_id")
-
     def _store(self, field: str) -> States:
         if self._states is None:
             raise InvalidRequest(f"{field} is for `srm serve`, which stores responses", field)
@@ -152,14 +142,15 @@ def _with_ids(request: ChatRequest, i: int, token_ids: bytes) -> ChatRequest:
     return msgspec.structs.replace(request, messages=messages)
 
 
-def add_routes(router: Router, responses: Responses) -> None:
+def add_routes(router: Router, states: States) -> None:
     """Add the routes of responses that were stored."""
 
     @router.get("/v1/responses/{response_id}")
     async def get_response(response_id: str) -> HttpResponse:
-        return json_reply(await responses.stored(response_id, of_current_request()))
+        record, _ = await states.get(response_id, of_current_request(), "response_id")
+        return json_reply(bytes(_decode_turn(record.turn or b"").reply))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(response_id: str) -> HttpResponse:
-        await responses.delete(response_id, of_current_request())
+        await states.delete(response_id, of_current_request(), "response_id")
         return json_reply(ResponseDeleted(id=response_id))

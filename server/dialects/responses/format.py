@@ -76,10 +76,8 @@ class ResponsesFormat(ItemFormat):
         calls = [item for item in self.items if item.name is not None]
         text = "".join(item.decoded for item in self.items if item.name is None)
         if any(item.status != "completed" for item in calls):
-            text, calls = (
-                self.generation.text.decode(bytes(self.sampled)).decode(errors="replace"),
-                [],
-            )
+            decoded = self.generation.text.decode(bytes(self.sampled))
+            text, calls = decoded.decode(errors="replace"), []
         message: dict[str, Any] = {"role": "assistant", "content": text}
         for item in calls:
             function = {"name": item.name, "arguments": item.decoded}

@@ -151,8 +151,9 @@ def test_what_was_changed_is_named(
          f"in 'cpu float32': it is of weights {'0' * 16}, and those given are {own}"),
         (receipt | {"arithmetic": "cpu float8"}, "in 'cpu float8': dtype must be"),
         (receipt | {"arithmetic": "cpu float32 auto"}, "'cpu float32' here"),
-        (flipped(receipt, "token_ids", 2, 2**20), "ids go from 0 to 2047"),
-        (with_prompt(receipt, [5, 2048]), "it has token 2048; ids go"),
+        (flipped(receipt, "token_ids", 2, 2**20), "token 2 is "),
+        (with_prompt(receipt, [5, 2048]), "it cannot be asked for: prompt_token_ids"),
+        (with_prompt(receipt, []), "prompt_token_ids must be one or more int32"),
         (with_prompt(receipt, [5] * 513), "max_tokens and n_ctx = 512 allow 0"),
     ]  # fmt: skip
     lines = [json.dumps(line) for line, _ in bad] + [json.dumps(receipt)] * 2
@@ -179,9 +180,12 @@ def test_what_is_no_receipt_is_said_and_the_rest_goes_on(
         ({"response": {"body": {"error": {}}}}, "line 5: it has no receipt"),
         (receipt | {"format": "srm-receipt-2"}, "srm-receipt-2"),
         (receipt | {"token_ids": "?"}, "base64"),
-        (receipt | {"token_ids": receipt["token_ids"][:64]}, "logprobs must be as many"),
-        (receipt | {"prompt_token_ids": "AAAA"}, "values of 4 bytes, got 3 bytes"),
-        (receipt | {"prompt_token_ids": ""}, "must be one or more int32"),
+        (
+            receipt | {"token_ids": receipt["token_ids"][:64]},
+            "must be as many values of 4 bytes, got 48 and 96",
+        ),
+        (receipt | {"token_ids": "AAAA", "logprobs": "AAAA"}, "values of 4 bytes, got 3 and 3"),
+        (receipt | {"prompt_token_ids": ""}, "one of them is damaged"),
         (flipped(receipt, "prompt_token_ids", 1), "one of them is damaged"),
         (receipt | {"logprobs": nan}, "logprobs must be finite"),
         (receipt | {"spans": []}, "spans must cover all 24 tokens, got 0"),

@@ -37,8 +37,8 @@ def read(engine: Engine, id: str = "a-0", index: int = 0, **fields: Any) -> list
     return ids
 
 
-def message(id: str, index: int, name: str = "x", share: str = "") -> ReadSample:
-    return ReadSample("r", (id,), name, 0, index, share)
+def message(id: str, index: int, share: str = "") -> ReadSample:
+    return ReadSample("r", id, index, share)
 
 
 def run(engine: Engine) -> list[Output]:
@@ -92,8 +92,8 @@ def test_what_does_not_run_for_that_key_is_not_found() -> None:
     engine.add(asked("a-0", PROMPT, share="a", params={"max_tokens": 3}))
     engine.add(asked("b-0", PROMPT, share="a", params={"n": 1}))
     engine.step()
-    for id, index, share in (("a-0", 0, "b"), ("a-0", 2, "a"), ("a-0", -1, "a"), ("a", 0, "a")):
-        with pytest.raises(NotFound, match=f"^sample {index} of 'x' does not run"):
+    for id, index, share in (("a-0", 0, "b"), ("a-0", 2, "a"), ("a-0", -1, "a"), ("c-0", 0, "a")):
+        with pytest.raises(NotFound, match=f"^sample {index} of '{id[0]}' does not run"):
             read(engine, id, index, share=share)
     engine.stop("a-0", np.array([0], np.int32))
     while engine.has_request("a-0"):
@@ -108,7 +108,7 @@ def test_a_sample_is_known_by_the_name_of_its_request() -> None:
     engine = make()
     for id, prompt in (("a-0", [4]), ("a-1#1~2", [5]), ("b-0", [6])):
         engine.add(asked(id, prompt, name="mine" if id[0] == "a" else ""))
-    by_name = [ReadSample("r", ("mine-0",), "mine", prompt, 0, "") for prompt in (0, 1, 2)]
+    by_name = [ReadSample("r", f"mine-{prompt}", 0, "") for prompt in (0, 1, 2)]
     read_by = [np.frombuffer(engine.read_sample(own).token_ids, "<i4") for own in by_name[:2]]
     assert [ids.tolist() for ids in read_by] == [[4], [5]]
     with pytest.raises(NotFound):
