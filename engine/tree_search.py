@@ -21,7 +21,7 @@ from msgspec import Meta
 from srm.engine.config import ModelConfig
 from srm.engine.messages import Output, Request, Spelled
 from srm.engine.random_streams import sample_seeds
-from srm.errors import InvalidRequest, SRMError
+from srm.errors import EngineUnavailable, InvalidRequest, SRMError
 
 MAX_NODES = 2**17
 """Most nodes of a tree."""
@@ -70,17 +70,18 @@ class Tree(
 
     def _most_nodes(self) -> int:
         """Most nodes that the tree may have, counted until they are more than MAX_NODES."""
-        if self.search == "best_first":
-            assert self.width is not None and self.budget is not None
-            expanded = self.budget + self.width if self.candidates == "likeliest" else self.budget
-            return min(MAX_NODES + 1, (expanded + self.width) * self.branching)
         most, level = 0, 1
-        for _ in range(min(self.depth, MAX_NODES)):
+        for _ in range(min(self.depth, MAX_NODES) if self.search == "levels" else 0):
             level = (level if self.width is None else min(level, self.width)) * self.branching
             most += level
             if most > MAX_NODES:
                 break
-        return most
+        if self.budget is None or self.width is None:
+            return most
+        # A round that begins within the budget is completed; a child that is sampled is a token.
+        each = self.branching if self.candidates == "likeliest" else 1
+        by_budget = self.budget * each + self.width * self.branching
+        return by_budget if self.search == "best_first" else min(most, by_budget)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +90,7 @@ class TreeNode:
 
     number: int
     """Place among all nodes, in the order in which they came; -1 of the prompt."""
-    parent: TreeNode | None
+    parent: TreeNode | None = field(repr=False)
     """None of those that follow the prompt."""
     depth: int
     """Nodes from the prompt to this one."""
@@ -168,6 +169,8 @@ class TreeSearch:
         self.nodes: list[TreeNode] = []
         self.num_tokens = 0
         """Tokens computed so far."""
+        self.first_version = self.version = 0
+        """Versions of the weights that made the first and the last nodes; 0 where nobody says."""
         self._num_made = 0  # nodes
         self._open = [(0.0, 0.0, -1, self.prompt)]  # a heap, the best first
 
@@ -206,11 +209,14 @@ class TreeSearch:
 
     def children(self, node: TreeNode, outputs: Iterable[Output]) -> list[TreeNode]:
         """Return a node's children, not added yet and with their log-probability as score, of the
-        Outputs of its request. Raises SRMError where one failed."""
+        Outputs of its request. Raises SRMError where one failed, and EngineUnavailable where one
+        was ended."""
         columns: list[tuple[I32, F32]] = []
         for output in sorted(outputs, key=lambda output: output.index):
             if output.finish_reason == "error":
                 raise SRMError(output.error or "a sample failed")
+            if output.finish_reason == "abort":
+                raise EngineUnavailable("what ran was ended, and the search with it")
             self.num_tokens += len(output.token_ids) // 4
             ids, scores = output.token_ids, output.logprobs
             if self.tree.candidates == "likeliest":

@@ -128,6 +128,11 @@ class Stream(AbstractContextManager["Stream"]):
             self.parts.append(streams.spread.parts(request, place))
 
     @property
+    def version(self) -> int:
+        """Weights version that made what was received last; 0 if nothing was received."""
+        return self._unread.version
+
+    @property
     def first_version(self) -> int:
         """Oldest weights version that made anything received so far; 0 if nothing was received."""
         return self._unread.first_version

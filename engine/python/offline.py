@@ -202,7 +202,7 @@ class Engine:
         if not isinstance(tree, Tree):
             raise InvalidRequest(f"tree must be a Tree, got {show_value(tree)}", "tree")
         (checked,) = _checked(params, 1)
-        asked = iter([(prompt, check_params(checked))])
+        asked = iter([(prompt, check_params(checked, tree, score))])
         (pending,) = in_turn(asked, self._tokenizer, **_begun(state, steps))
         search = TreeSearch(
             _typed(tree, "tree."), steps.model, pending.request, self._tokenizer.decode

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from srm.engine.messages import Output, Request, SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
-from srm.engine.tree_search import TreeNode, TreeSearch
+from srm.engine.tree_search import Tree, TreeNode, TreeSearch
 from srm.errors import InvalidRequest, Overloaded, show_value
 
 _HONOURED = (
@@ -22,12 +22,19 @@ _HONOURED = (
 Score = Callable[[TreeNode], float]
 
 
-def check_params(params: SamplingParams) -> SamplingParams:
+def check_params(params: SamplingParams, tree: Tree, score: Score | None) -> SamplingParams:
     """Return the parameters of a tree. Raises InvalidRequest for what its nodes do not honour."""
+    if score is not None and not callable(score):
+        raise InvalidRequest(
+            f"score must be a function of a TreeNode, got {show_value(score)}", "score"
+        )
+    honoured = set(_HONOURED)
+    if tree.candidates == "likeliest":  # of which none are drawn
+        honoured -= {"top_k", "top_p", "min_p", "seed", "stop_token_ids"}
     plain = SamplingParams()
     for name in SamplingParams.__struct_fields__:
         value = getattr(params, name)
-        if name not in _HONOURED and value != getattr(plain, name):
+        if name not in honoured and value != getattr(plain, name):
             raise InvalidRequest(
                 f"params.{name} is not honoured in a tree: got {show_value(value)}", name
             )

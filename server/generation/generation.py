@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +19,6 @@ from srm.engine.client.streams import Delivery, Stream
 from srm.engine.messages import REASONS, Request
 from srm.engine.receipt import Receipt, cover_versions, params_that_decide, sha256
 from srm.engine.steps.tokens import NO_TOKENS, Tokens
-from srm.engine.tree_search import Tree, TreeNode, TreeSearch
-from srm.errors import InvalidRequest
 from srm.server.errors import NotFinite
 from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
 from srm.server.generation.engine_request import (
@@ -32,7 +29,7 @@ from srm.server.generation.engine_request import (
 )
 from srm.server.generation.prompts import GivenState, Prompt
 from srm.server.generation.sample_selection import Ranking, SampleSelection
-from srm.server.generation.trees import grow
+from srm.server.generation.trees import BeamSearch
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import PromptTokensDetails, Samples, Usage
 from srm.server.text.text import Text
@@ -84,6 +81,10 @@ class Generation:
         self.weights_version: int | None = None
         """Version of the weights that made the latest output; None before there is any."""
         self._params = sampling_params(request, text, constraint)
+        self._beams = None
+        if request.use_beam_search:
+            longest = self._params.max_tokens, request.length_penalty
+            self._beams = BeamSearch(request.n, *longest, text.model)
         self._requests: list[Request] = []  # of the engine
         self._fingerprints: dict[int, str] = {}
         self._arithmetic = ""
@@ -119,6 +120,8 @@ class Generation:
     @property
     def first_version(self) -> int:
         """Version of the weights that made the first output; 0 before there is any."""
+        if self._beams is not None:
+            return min((search.first_version for search in self._beams.searches), default=0)
         return 0 if self.stream is None else self.stream.first_version
 
     @property
@@ -131,7 +134,8 @@ class Generation:
     @property
     def discarded_tokens(self) -> int:
         """Tokens so far of samples that are not, or not yet known to be, in the reply."""
-        return self.detokenizer.num_tokens - self.completion_tokens
+        computed = self.detokenizer.num_tokens if self._beams is None else self._beams.num_tokens
+        return max(computed - self.completion_tokens, 0)
 
     def when_counted(self, call: Callable[[int], None]) -> None:
         """Have `call` called with the request's completion tokens, once it is over. If it ended
@@ -200,8 +204,11 @@ class Generation:
         )
         if not requests:
             return
-        if self.request.use_beam_search:
-            yield await self._search_beams(client, requests)
+        if self._beams is not None:
+            tokens = await self._beams.run(client, requests)
+            self.first_output = time.monotonic()
+            self.weights_version = max(search.version for search in self._beams.searches)
+            yield tokens
             return
         finder = self.detokenizer.finder
         only_ended = wants_whole(self.request) and not (self.request.stream and finder)
@@ -222,37 +229,6 @@ class Generation:
                     self.num_ahead -= len(part.token_ids)
                     yield part
                     await asyncio.sleep(0)  # other requests get their turn
-
-    async def _search_beams(self, client: EngineClient, requests: list[Request]) -> Tokens:
-        """Return the likeliest texts that beams find of each prompt, as its samples."""
-        n, rows = self.request.n, list[tuple[int, TreeNode]]()
-        if 2 * n > (most := client.require_status().max_logprobs):
-            raise InvalidRequest(
-                f"n must be at most {most // 2}, half of max_logprobs, with use_beam_search; got "
-                f"{n}",
-                "n",
-            )
-        beams = Tree(
-            candidates="likeliest", branching=2 * n, width=n, depth=self._params.max_tokens
-        )
-        for place, request in enumerate(requests):
-            search = TreeSearch(beams, self.text.model, request, repr, only_leaves=True)
-            async with aclosing(grow(client, search, request.id)) as growing:
-                async for nodes in growing:
-                    search.add(nodes)
-            best = search.best(n, self.request.length_penalty)
-            rows += [(place * n + sample, node) for sample, node in enumerate(best)]
-        self.first_output = time.monotonic()
-        self.weights_version = client.require_status().weights_version
-        counts = [node.num_tokens for _, node in rows]
-        reasons = ["stop" if node.ends == "stop" else "length" for _, node in rows]
-        return Tokens(
-            owners=np.array([owner for owner, _ in rows], np.int64),
-            offsets=np.cumsum([0, *counts], dtype=np.int64),
-            token_ids=np.concatenate([node.path for _, node in rows]),
-            reasons=np.array([REASONS.index(reason) for reason in reasons], np.uint8),
-            logprobs=np.concatenate([node.path_logprobs for _, node in rows]),
-        )
 
     async def certain(self, tokens: Tokens) -> list[ChoicePart]:
         """Return the choices, whole, that these tokens make certain to be in the reply.

@@ -1,19 +1,27 @@
-"""Trees of samples on the engine's side of a server."""
+"""Trees of samples on the engine's side of a server, and beam search as one of them."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import numpy as np
+
 from srm.engine.client.client import EngineClient
-from srm.engine.messages import Output
-from srm.engine.tree_search import TreeNode, TreeSearch
-from srm.errors import InvalidRequest, Overloaded
+from srm.engine.config import ModelConfig
+from srm.engine.messages import REASONS, Output, Request
+from srm.engine.steps.tokens import Tokens
+from srm.engine.tree_search import Tree, TreeNode, TreeSearch
+from srm.errors import InvalidRequest, Overloaded, TimedOut
 from srm.server.generation.read_ahead import read_ahead
+from srm.tasks import task_group
 
 _AT_ONCE = 1_024
 """Most nodes that an engine is asked to expand at once."""
+_SEARCHES = 16
+"""Most prompts of a request whose beams are searched at once."""
 _TOGETHER = 128
 """Nodes whose children are read before other tasks get their turn."""
 
@@ -26,13 +34,17 @@ async def grow(
 ) -> AsyncGenerator[list[TreeNode], None]:
     """Yield new nodes in order, some at a time, until the tree is complete; whoever reads them adds
     them to the search before it asks for more. `id` is unique. Raises what the engine refuses; one
-    that becomes overloaded meanwhile is waited for."""
-    most, branching = client.require_status().max_logprobs, search.tree.branching
-    if search.tree.candidates == "likeliest" and branching > most:
-        message = f"tree.branching may be max_logprobs = {most} of likeliest tokens"
-        raise InvalidRequest(f"{message}, got {branching}", "tree")
-    level = 0
+    that becomes overloaded meanwhile is waited for. Raises TimedOut, as an engine does."""
+    status, branching = client.require_status(), search.tree.branching
+    is_likeliest = search.tree.candidates == "likeliest"
+    limit = "max_logprobs" if is_likeliest else "max_waiting"
+    if branching > (most := getattr(status, limit)):
+        what = f"tree.branching may be {limit} = {most} of {search.tree.candidates}"
+        raise InvalidRequest(f"{what}, got {branching}", "tree")
+    level, limit_s, began = 0, status.request_timeout_s, time.monotonic()
     while nodes := search.next_round():
+        if limit_s and not search.asked.durable and time.monotonic() - began > limit_s:
+            raise TimedOut(f"it took longer than {limit_s:g} s")
         expanding = _expand(client, search, nodes, f"{id}-{level}", is_first=not level)
         # What comes is read while the next ones are expanded.
         async with aclosing(read_ahead(expanding, _chain)) as arriving:
@@ -64,6 +76,8 @@ async def _expand(
                     await stream.wait()
                     for place, output in stream.take_outputs():
                         outputs[place].append(output)
+                search.first_version = search.first_version or stream.first_version
+                search.version = stream.version
         except Overloaded as error:
             if is_first:  # nothing would be lost
                 raise
@@ -76,3 +90,56 @@ async def _expand(
 
 def _chain(parts: list[Expanded]) -> Expanded:
     return [pair for part in parts for pair in part]
+
+
+class BeamSearch:
+    """The likeliest texts that beams find of each prompt of a request."""
+
+    def __init__(self, n: int, max_tokens: int, length_penalty: float, model: ModelConfig) -> None:
+        """`n` beams of each prompt, of at most `max_tokens`."""
+        self._n, self._length_penalty, self._model = n, length_penalty, model
+        self._beams = Tree(candidates="likeliest", branching=2 * n, width=n, depth=max_tokens)
+        self.searches: list[TreeSearch] = []
+        """Those that have begun."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed so far."""
+        return sum(search.num_tokens for search in self.searches)
+
+    async def run(self, client: EngineClient, requests: list[Request]) -> Tokens:
+        """Return the texts as samples of the requests, one a prompt; they may be fewer than n.
+        Raises as `grow`."""
+        if 2 * self._n > (most := client.require_status().max_logprobs):
+            raise InvalidRequest(
+                f"n must be at most {most // 2}, half of max_logprobs, with use_beam_search; got "
+                f"{self._n}",
+                "n",
+            )
+        turns = asyncio.Semaphore(_SEARCHES)
+        async with task_group() as group:
+            tasks = [group.create_task(self._search(client, own, turns)) for own in requests]
+        rows = [
+            (place * self._n + sample, node)
+            for place, task in enumerate(tasks)
+            for sample, node in enumerate(task.result())
+        ]
+        reasons = ["stop" if node.ends == "stop" else "length" for _, node in rows]
+        return Tokens(
+            owners=np.array([owner for owner, _ in rows], np.int64),
+            offsets=np.cumsum([0, *(node.num_tokens for _, node in rows)], dtype=np.int64),
+            token_ids=np.concatenate([node.path for _, node in rows]),
+            reasons=np.array([REASONS.index(reason) for reason in reasons], np.uint8),
+            logprobs=np.concatenate([node.path_logprobs for _, node in rows]),
+        )
+
+    async def _search(
+        self, client: EngineClient, request: Request, turns: asyncio.Semaphore
+    ) -> list[TreeNode]:
+        async with turns:
+            search = TreeSearch(self._beams, self._model, request, repr, only_leaves=True)
+            self.searches.append(search)
+            async with aclosing(grow(client, search, request.id)) as growing:
+                async for nodes in growing:
+                    search.add(nodes)
+            return search.best(self._n, self._length_penalty)

@@ -132,7 +132,11 @@ class Trees:
                     reply.nodes = [
                         _shown(node, score) for node, score in zip(nodes, scores, strict=True)
                     ]
-                    reply.system_fingerprint = self._client.require_status().fingerprint
+                    known = self._client.fingerprints
+                    reply.weights_version = search.version
+                    reply.system_fingerprint = known.get(search.version, "")
+                    if search.first_version != search.version:
+                        reply.first_weights_version = search.first_version
                     yield reply
             reply.nodes = []
             total = num_prompt + search.num_tokens

@@ -146,8 +146,7 @@ def refuse_drawing(request: Fields, beside: str, names: Sequence[str] = ()) -> N
     defaults = {**defaults_of(type(request)), **SAMPLING}
     for name in ("top_p", "top_k", "min_p", "seed", *names):
         if (value := getattr(request, name)) != defaults[name]:
-            message = f"{name} = {show(value)} does not go with {beside}"
-            raise InvalidRequest(f"{message}, which draws no samples", name)
+            raise InvalidRequest(f"{name} = {show(value)} does not go with {beside}", name)
 
 
 _NOT_OF_BEAMS = (

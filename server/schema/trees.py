@@ -57,8 +57,8 @@ class TreeRequest(Fields, frozen=True, kw_only=True):
     ) = None
     """A node ends at a token in whose text this is found, such as the end of a line."""
     score: Literal["logprob", "mean_logprob", "verify"] = "logprob"
-    """What makes a node one of the best: its log-probability from the prompt on, the same by token,
-    or the score of `verify`, of equal ones the mean."""
+    """What the best nodes have most of: log-probability from the prompt on, its mean by token, or
+    the score of `verify`. Of equal scores the higher mean is better."""
     verify: Annotated[Rule, Meta(description="a rule")] | None = None
     """Give each node a score, of the text from the prompt on."""
     stream: bool = False
@@ -92,7 +92,7 @@ class TreeRequest(Fields, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> Tree:
-        """How the tree grows, where nothing is said by default."""
+        """How the tree grows; by default a small one."""
         return self.tree or Tree()
 
     def check(self) -> None:
@@ -150,6 +150,10 @@ class TreeReply(msgspec.Struct, kw_only=True):
     """In a stream only of the last event. Completion tokens are those computed."""
     system_fingerprint: str
     """Fingerprint of the weights that made its last nodes."""
+    weights_version: int = 0
+    """Version of these weights."""
+    first_weights_version: int | UnsetType = UNSET
+    """Version of the weights that made the first nodes, if it is another one."""
 
 
 def parse_tree_request(body: bytes) -> TreeRequest:

@@ -218,23 +218,21 @@ class EngineMachine(RuleBasedStateMachine):
             few = of_prompt(like, prompt, max_tokens=4, n=n, prompt_logprobs=None)
             self.add(replace(few, priority=priority, emit=emit))
 
-    @precondition(lambda self: self.ended())
-    @rule(data=st.data(), like=requests)
-    def go_on(self, data: st.DataObject, like: Request) -> None:
-        """Another request begins with what a sample has."""
-        name, index = data.draw(st.sampled_from(self.ended()))
-        sampled = join(self.received[name, index]).token_ids
-        whole = np.frombuffer(self.requests[name].prompt_token_ids + sampled, "<i4").tolist()
-        self.longer.add(str(self.count + 1))
-        self.add(of_prompt(like, whole[: TINY.n_ctx], prompt_logprobs=None), keeps_ends=True)
-
-    def ended(self) -> list[tuple[str, int]]:
-        """Samples that have all their tokens."""
-        return sorted(
-            key
-            for key, outputs in self.received.items()
-            if key[1] != PROMPT and outputs[-1].finish_reason in ("stop", "length")
-        )
+    @rule(prompt=st.lists(tokens, min_size=1, max_size=6), like=requests, more=requests)
+    def go_on(self, prompt: list[int], like: Request, more: Request) -> None:
+        """Another request begins with what a sample of one has, which keeps its end."""
+        plain: dict[str, Any] = {"ignore_eos": True, "constraint": "", "logprobs": None}
+        plain |= {"allowed_token_ids": (), "bad_words": (), "min_tokens": 0}
+        few = of_prompt(like, prompt, n=2, max_tokens=3, prompt_logprobs=None, **plain)
+        self.add(replace(few, emit="final", first_wave=None), keeps_ends=True)
+        name = str(self.count)
+        self.step(8)
+        outputs = self.received.get((name, 0))
+        if outputs and outputs[-1].finish_reason in ("stop", "length"):
+            longer = [*prompt, *np.frombuffer(outputs[-1].token_ids, "<i4").tolist()]
+            self.longer.add(str(self.count + 1))
+            again = replace(of_prompt(more, longer, prompt_logprobs=None), salt=like.salt)
+            self.add(again, keeps_ends=True)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -571,7 +569,7 @@ def read_step(engine: Engine, outputs: list[Output]) -> StepOutput:
 
 class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(
-        max_examples=100,
+        max_examples=140,
         stateful_step_count=25,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

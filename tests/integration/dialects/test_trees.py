@@ -73,6 +73,7 @@ def test_nodes_have_the_scores_of_their_prompts(server: Server) -> None:
         assert len(own) == 1 or "a" not in texts[2]
     assert reply["usage"]["completion_tokens"] == computed
     assert reply["usage"]["prompt_tokens"] == len(prompt)
+    assert reply["weights_version"] == 1 and reply["system_fingerprint"]
     assert grown(server, tree=tree, seed=5, split="a", temperature=0.7)["nodes"] == nodes
     assert grown(server, tree=tree, seed=6, split="a", temperature=0.7)["nodes"] != nodes
     server.wait_until_idle()
@@ -117,6 +118,7 @@ def test_beam_search_gives_the_best_of_its_tree(server: Server, length_penalty: 
         tree = grown(server, prompt=prompt, tree=LIKELIEST)
         assert [c["token_ids"] for c in choices] == beams_of(tree, 3, length_penalty)
     assert reply["usage"]["completion_tokens"] == sum(len(c["token_ids"]) for c in reply["choices"])
+    assert reply["weights_version"] == 1 and "first_weights_version" not in reply
     for choice in reply["choices"]:
         assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
         assert choice["finish_reason"] in {"length", "stop"}

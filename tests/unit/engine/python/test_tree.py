@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srm.engine.config import EngineConfig
-from srm.engine.messages import SamplingParams
+from srm.engine.messages import Output, Request, SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.offline import Engine
-from srm.engine.tree_search import MAX_NODES, Tree, TreeNode
+from srm.engine.tree_search import MAX_NODES, Tree, TreeNode, TreeSearch
 from srm.errors import ContextTooLong, EngineUnavailable, InvalidRequest
 from tests.kit.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
 
@@ -228,6 +228,31 @@ def test_a_tree_that_cannot_be_is_refused(tree: dict[str, Any], message: str) ->
 def test_the_largest_tree_has_as_many_nodes_as_it_may() -> None:
     Tree(branching=2, depth=15).check()
     Tree(branching=1, depth=MAX_NODES).check()
+    Tree(branching=8, depth=100, width=1, search="best_first", budget=20_000).check()
+    Tree(branching=1_000, depth=200, width=1, budget=10).check()
+
+
+def test_a_sample_that_was_ended_ends_the_search() -> None:
+    """Its tokens are no node: more of them were to come."""
+    request = Request("", np.array(PROMPT, "<i4").tobytes(), SamplingParams())
+    search = TreeSearch(Tree(), TINY, request, repr)
+    (prompt,) = search.next_round()
+    for ids in (b"", bytes(4)):
+        with pytest.raises(EngineUnavailable, match="what ran was ended"):
+            search.children(prompt, [Output("", 0, ids, bytes(len(ids)), finish_reason="abort")])
+
+
+def test_the_likeliest_tokens_are_not_drawn() -> None:
+    llm, _ = make()
+    for fields in ({"top_p": 0.5}, {"top_k": 1}, {"min_p": 0.1}, {"seed": 1}):
+        with pytest.raises(InvalidRequest, match="is not honoured in a tree"):
+            llm.tree(PROMPT, Tree(candidates="likeliest"), SamplingParams(**fields))
+
+
+def test_a_deep_node_can_be_shown() -> None:
+    llm, _ = make()
+    nodes = llm.tree([1], Tree(branching=1, depth=60), SamplingParams(ignore_eos=True))
+    assert len(repr(nodes[-1])) < 1_000 and nodes[-1].depth == 60
 
 
 @pytest.mark.parametrize(
@@ -254,6 +279,8 @@ def test_wrong_types_and_scores_are_named() -> None:
         llm.tree(PROMPT, {})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="'widht' is not a field of Tree"):
         Tree(widht=1)  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match="score must be a function of a TreeNode, got 'high'"):
+        llm.tree(PROMPT, Tree(), score="high")  # type: ignore[arg-type]
     for score in (float("nan"), "high", None):
         with pytest.raises(InvalidRequest, match="score must return a finite number"):
             llm.tree(PROMPT, Tree(depth=2), score=lambda _, score=score: score)  # type: ignore[misc]
