@@ -69,7 +69,7 @@ class Replay:
         if at == len(asked):
             return end, ""
         shown = _show(got[at]) if at < len(got) else made.error or "none: it ends"
-        return begin + at, f"token {begin + at} is {_show(asked[at])} and now {shown}"
+        return begin + at, f"token {begin + at} is {_show(asked[at])}; the replay has {shown}"
 
 
 def _bits(token_ids: bytes, logprobs: bytes) -> npt.NDArray[np.int32]:
@@ -78,7 +78,7 @@ def _bits(token_ids: bytes, logprobs: bytes) -> npt.NDArray[np.int32]:
 
 
 def _show(bits: npt.NDArray[np.int32]) -> str:
-    return f"{bits[0]} ({bits[1:].view(np.float32)[0]})"
+    return f"{bits[0]}, of log-probability {bits[1:].view(np.float32)[0]}"
 
 
 _Asked = tuple[Replay, bytes, bytes, int, dict[str, Any], Parked | None]

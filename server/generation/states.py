@@ -292,8 +292,8 @@ def from_file(file: bytes) -> tuple[StateContent, dict[str, str]]:
         about = msgspec.json.decode(metadata[FORMAT], type=dict[str, str])
         about = {name: about[name] for name in _ABOUT}
         state, token_ids = arrays["state"], arrays["token_ids"]
-    except (*UNDECODABLE, SafetensorError, KeyError, struct.error) as error:
-        raise InvalidRequest(f"the body is no {FORMAT} file: {error!r:.200}", "file") from None
+    except (*UNDECODABLE, SafetensorError, KeyError, struct.error):
+        raise InvalidRequest(f"the body is no {FORMAT} file, or is damaged", "file") from None
     for name, array, kind in (("state", state, "float32"), ("token_ids", token_ids, "int32")):
         if array.dtype != kind or array.ndim != 1:
             raise InvalidRequest(

@@ -45,10 +45,10 @@ def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
 
 
 MOST = {
-    "lines: product": 76_900,
-    "lines: research and deploy": 14_980,
-    "lines: tests": 75_400,
-    "words by hand": 47_550,
+    "lines: product": 79_000,
+    "lines: research and deploy": 15_400,
+    "lines: tests": 78_400,
+    "words by hand": 49_950,
     "entries at the top": 28,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
