@@ -295,7 +295,9 @@ def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[s
             tag = kind.__struct_config__.tag_field
             schema["required"] = [] if tag is None else [tag]
             schema["required"] += [
-                name for name in hints if UnsetType not in {hints[name], *get_args(hints[name])}
+                names[name]
+                for name in hints
+                if UnsetType not in {hints[name], *get_args(hints[name])}
             ]
     return schemas
 

@@ -143,7 +143,7 @@ def test_what_was_changed_is_named(
         (flipped(receipt, "logprobs", 23), "token 23 is "),
         (receipt | {"params": params | {"seed": params["seed"] - 1}}, " is "),
         (receipt | {"sample": 4}, " is "),
-        (receipt | {"params": params | {"stop_token_ids": [fifth]}}, "the replay has none: it ends"),
+        (receipt | {"params": params | {"stop_token_ids": [fifth]}}, "replay has none: it ends"),
         (receipt | {"params": params | {"max_tokens": 9}}, "it has 24 tokens, and max_tokens"),
         (receipt | {"params": params | {"max_tokens": 99}}, "n_ctx = 512 allow 99"),
         (receipt | {"params": params | {"temperature": -1.0}}, "temperature must be"),
