@@ -19,7 +19,7 @@ from research.bench.frame import Record, Settings, note, run, table
 from srm.engine.config import EngineConfig
 from srm.engine.messages import SamplingParams
 from srm.engine.python.offline import Engine
-from srm.engine.tree_search import Tree, TreeNode
+from srm.engine.tree_search import MAX_NODES, Tree, TreeNode
 from srm.loadtest.records import ROOT
 from srm.training.questions.questions import Question, read_questions
 from srm.training.questions.rewards import load_reward, rewarded
@@ -74,7 +74,7 @@ def _time(config: TreesBenchConfig) -> list[dict[str, Any]]:
     tree = Tree(depth=config.depth, node_tokens=config.node_tokens)
     nodes = 2 ** (config.depth + 1) - 2
     timed = []
-    sizes = {"num_slots": 16_384, "prefix_slots": 2**config.depth}
+    sizes = {"num_slots": 16_384, "prefix_slots": 2**config.depth, "max_waiting": 2 * MAX_NODES}
     with Engine(config.model, cache_dir=config.cache_dir, **sizes) as llm:
         ways: dict[str, Callable[[], int]] = {
             "tree": lambda: sum(
@@ -126,7 +126,7 @@ def _plain(llm: Engine, question: Question, most: int, seed: int) -> list[tuple[
     """Return samples, each with the tokens computed up to its end, until these are `most`."""
     answers: list[tuple[int, str]] = []
     tokens = 0
-    params = SamplingParams(n=most // 8, max_tokens=LONGEST, seed=seed)
+    params = SamplingParams(n=most // 16, max_tokens=LONGEST, seed=seed)
     (made,) = llm.generate([question.question], params, progress=False)
     for completion in made.completions:
         tokens += len(completion.token_ids)
