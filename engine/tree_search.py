@@ -21,7 +21,7 @@ from msgspec import Meta
 from srm.engine.config import ModelConfig
 from srm.engine.messages import Output, Request, Spelled
 from srm.engine.random_streams import sample_seeds
-from srm.errors import EngineUnavailable, InvalidRequest, SRMError
+from srm.errors import EngineUnavailable, InvalidRequest, StepFailed
 
 MAX_NODES = 2**17
 """Most nodes of a tree."""
@@ -40,7 +40,7 @@ class Tree(
     branching: Annotated[int, Meta(ge=1, le=1_024)] = 2
     """Children of each expanded node."""
     candidates: Literal["samples", "likeliest"] = "samples"
-    """What these are: samples, or the likeliest next tokens."""
+    """Kind of the children: samples, or the likeliest next tokens."""
     node_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
     """Most tokens of a node; 1 of likeliest tokens."""
     depth: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 4
@@ -111,7 +111,7 @@ class TreeNode:
     """Its children are samples of this seed."""
     decode: Decode = field(repr=False)
     tie: float = field(default=0.0, repr=False)
-    """Of nodes with equal scores, those with the highest are first."""
+    """It orders nodes of equal scores, the highest first."""
 
     @property
     def path(self) -> I32:
@@ -142,8 +142,8 @@ class TreeNode:
 
 
 class TreeSearch:
-    """A tree that grows. Whoever owns it expands what `next_round` returns, gives new nodes scores,
-    and then adds them."""
+    """A tree that grows. Its owner expands the nodes of `next_round`, scores their children, and
+    adds them."""
 
     def __init__(
         self,
@@ -209,12 +209,12 @@ class TreeSearch:
 
     def children(self, node: TreeNode, outputs: Iterable[Output]) -> list[TreeNode]:
         """Return a node's children, not added yet and with their log-probability as score, of the
-        Outputs of its request. Raises SRMError where one failed, and EngineUnavailable where one
+        Outputs of its request. Raises StepFailed where one failed, and EngineUnavailable where one
         was ended."""
         columns: list[tuple[I32, F32]] = []
         for output in sorted(outputs, key=lambda output: output.index):
             if output.finish_reason == "error":
-                raise SRMError(output.error or "a sample failed")
+                raise StepFailed(output.error or "a sample failed")
             if output.finish_reason == "abort":
                 raise EngineUnavailable("what ran was ended, and the search with it")
             self.num_tokens += len(output.token_ids) // 4

@@ -47,8 +47,8 @@ class Replay:
     stage: int = 0
     """Number of its spans that were replayed."""
     states: list[bytes] = field(default_factory=list)
-    """What may be the state before the next span's first token, float32[state_width]; empty where
-    nothing was read."""
+    """The states, float32[state_width], from which the next span may begin; an empty one stands
+    after no token."""
 
     @property
     def span(self) -> ReceiptSpan:

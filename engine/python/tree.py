@@ -48,7 +48,7 @@ def grow(
     score: Score | None,
 ) -> list[TreeNode]:
     """Grow a tree on an engine that has no other work; return its nodes. Raises RequestError, and
-    SRMError where a sample fails."""
+    StepFailed where a sample fails."""
     while expanded := search.next_round():
         outputs: list[list[Output]] = [[] for _ in expanded]
         waiting = list(enumerate(expanded))[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,9 @@ class RunningSample(NamedTuple):
 
 def find_sample(asked: ReadSample, scheduler: Scheduler) -> RunningSample | None:
     """Find the sample that is asked for; None if there is none, or none that runs or waits."""
-    for group in scheduler.registry.by_id.values():
+    by_id = scheduler.registry.by_id
+    named = [by_id[asked.of]] if asked.of in by_id else []  # most are; others are looked for
+    for group in chain(named, by_id.values()):
         if group.request.share == asked.share and _is_named(group.request, asked.of):
             samples = group.samples_at(np.arange(group.request.params.n))
             if (own := np.flatnonzero(samples == asked.index)).size:

@@ -34,9 +34,9 @@ class GivenState:
     """Empty where the tokens are to be fed."""
     fingerprint: str = ""
     turn: Raw | UnsetType = UNSET
-    """What else there is of a response."""
+    """A stored response's messages and reply, as JSON; UNSET of a state."""
     salt: str | None = None
-    """Of a fork of a running sample: the salt of the request that it is of."""
+    """Salt of the request that a fork was made of; None if this is no fork."""
 
     @property
     def length(self) -> int:

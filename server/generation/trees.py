@@ -32,7 +32,7 @@ Expanded = list[tuple[TreeNode, list[Output]]]
 async def grow(
     client: EngineClient, search: TreeSearch, id: str
 ) -> AsyncGenerator[list[TreeNode], None]:
-    """Yield new nodes in order, some at a time, until the tree is complete; whoever reads them adds
+    """Yield new nodes in order, some at a time, until the tree is complete; their reader adds
     them to the search before it asks for more. `id` is unique. Raises what the engine refuses; one
     that becomes overloaded meanwhile is waited for. Raises TimedOut, as an engine does."""
     status, branching = client.require_status(), search.tree.branching

@@ -101,7 +101,7 @@ class Choice(msgspec.Struct, kw_only=True):
     state: str | UnsetType | None = UNSET
     """Id of its state, with `save_state`; null where its tokens fill the context."""
     receipt: Receipt | UnsetType = UNSET
-    """What `srm replay` makes its tokens again from, with `receipt`."""
+    """The record that `srm replay` needs; only with `receipt`."""
     states: dict[str, str | None] | UnsetType = UNSET
     """Ids of its states by position, with `save_at`; null behind its end."""
 

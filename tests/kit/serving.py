@@ -233,6 +233,30 @@ def complete(server: Server, **fields: Any) -> dict[str, Any]:
     return answer
 
 
+def answer_lines(
+    server: Server, path: str, bodies: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The bodies of replies and of errors to a batch of these bodies for this route."""
+    lines = [
+        json.dumps({"custom_id": str(i), "method": "POST", "url": path, "body": body})
+        for i, body in enumerate(bodies)
+    ]
+    files = {"file": ("in.jsonl", "\n".join(lines)), "purpose": (None, "batch")}
+    file = server.http.post("/v1/files", files=files).json()["id"]
+    asked = {"input_file_id": file, "endpoint": path, "completion_window": "24h"}
+    batch = f"/v1/batches/{server.http.post('/v1/batches', json=asked).json()['id']}"
+    wait_until(lambda: server.get(batch).json()["status"] == "completed")
+    ended = server.get(batch).json()
+    output, errors = (
+        [
+            json.loads(line)["response"]["body"]
+            for line in server.get(f"/v1/files/{ended[name]}/content").text.splitlines()
+        ]
+        for name in ("output_file_id", "error_file_id")
+    )
+    return output, errors
+
+
 def choice_of(server: Server, **fields: Any) -> dict[str, Any]:
     """Its only choice."""
     (choice,) = complete(server, **fields)["choices"]

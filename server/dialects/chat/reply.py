@@ -84,7 +84,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     weight_versions: list[VersionSpan] | UnsetType = UNSET
     """Which weights made which of its tokens, with `return_weight_versions`."""
     receipt: Receipt | UnsetType = UNSET
-    """What `srm replay` makes its tokens again from, with `receipt`."""
+    """The record that `srm replay` needs; only with `receipt`."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):

@@ -58,7 +58,7 @@ OPERATIONS = (
 
 
 class _Turn(msgspec.Struct, frozen=True):
-    """What is stored of a response besides its tokens."""
+    """The parts of a stored response besides its tokens."""
 
     reply: Raw
     messages: list[dict[str, Any]]

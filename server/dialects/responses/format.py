@@ -72,7 +72,7 @@ class ResponsesFormat(ItemFormat):
 
     @property
     def message(self) -> dict[str, Any]:
-        """What is said, as the message of a chat; a call that was cut is the text that it is."""
+        """Return the reply as the message of a chat. A tool call that was cut is text."""
         calls = [item for item in self.items if item.name is not None]
         text = "".join(item.decoded for item in self.items if item.name is None)
         if any(item.status != "completed" for item in calls):

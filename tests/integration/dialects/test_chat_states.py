@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from tests.kit.serving import (
     SERVER_FLAGS,
     TEXT_MODEL,
     Server,
+    answer_lines,
     complete,
     error_of,
     events_of,
     free_port,
     parts_of,
-    wait_until,
     write_text_model,
 )
 
@@ -255,27 +254,7 @@ def test_lines_of_chats_go_on_from_states(server: Server) -> None:
         {**chat, "save_state": True},
         {**chat, "save_at": [1]},
     ]
-    lines = [
-        json.dumps({"custom_id": str(i), "method": "POST", "url": CHATS, "body": body})
-        for i, body in enumerate(bodies)
-    ]
-    files = {"file": ("in.jsonl", "\n".join(lines)), "purpose": (None, "batch")}
-    file = server.http.post("/v1/files", files=files).json()["id"]
-    asked = {"input_file_id": file, "endpoint": CHATS, "completion_window": "24h"}
-    batch = server.http.post("/v1/batches", json=asked).json()["id"]
-
-    def state() -> dict[str, Any]:
-        batch_now: dict[str, Any] = server.get(f"/v1/batches/{batch}").json()
-        return batch_now
-
-    wait_until(lambda: state()["status"] == "completed")
-    output, errors = (
-        [
-            json.loads(line)["response"]["body"]
-            for line in server.get(f"/v1/files/{state()[name]}/content").text.splitlines()
-        ]
-        for name in ("output_file_id", "error_file_id")
-    )
+    output, errors = answer_lines(server, CHATS, bodies)
     expected = post(server, CHATS, **chat)
     assert [(tokens(body), scores(body)) for body in output] == [
         (tokens(expected), scores(expected))

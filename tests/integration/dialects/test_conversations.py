@@ -23,10 +23,10 @@ from tests.kit.serving import (
     SERVER_FLAGS,
     TEXT_MODEL,
     Server,
+    answer_lines,
     complete,
     error_of,
     free_port,
-    wait_until,
     write_text_model,
 )
 
@@ -306,23 +306,7 @@ def test_a_line_goes_on_from_a_response_and_stores_none(server: Server) -> None:
     first = respond(server)["id"]
     asked = {"input": "on", **ASKED, "store": False, "previous_response_id": first}
     bodies = [asked, {**asked, "store": True}, {**asked, "previous_response_id": UNKNOWN}]
-    lines = [
-        json.dumps({"custom_id": str(i), "method": "POST", "url": PATH, "body": body})
-        for i, body in enumerate(bodies)
-    ]
-    files = {"file": ("in.jsonl", "\n".join(lines)), "purpose": (None, "batch")}
-    file = server.http.post("/v1/files", files=files).json()["id"]
-    batch = {"input_file_id": file, "endpoint": PATH, "completion_window": "24h"}
-    id = server.http.post("/v1/batches", json=batch).json()["id"]
-    wait_until(lambda: server.get(f"/v1/batches/{id}").json()["status"] == "completed")
-    ended = server.get(f"/v1/batches/{id}").json()
-    output, errors = (
-        [
-            json.loads(line)["response"]["body"]
-            for line in server.get(f"/v1/files/{ended[name]}/content").text.splitlines()
-        ]
-        for name in ("output_file_id", "error_file_id")
-    )
+    output, errors = answer_lines(server, PATH, bodies)
     assert scores_of(output[0]) == scores_of(respond(server, **asked))
     assert {body["error"]["message"] for body in errors} == {
         "store = true is not for lines of a batch",

@@ -18,10 +18,10 @@ from tests.kit.serving import (
     SERVER_FLAGS,
     TEXT_MODEL,
     Server,
+    answer_lines,
     complete,
     error_of,
     free_port,
-    wait_until,
 )
 
 STATES = "/v1/states"
@@ -96,27 +96,9 @@ def test_a_sample_is_gone_on_from(server: Server) -> None:
 def test_a_line_of_a_batch_goes_on_from_a_state(server: Server) -> None:
     id = make(server, prompt="the cat")["id"]
     bodies = [{"state": id, **SAMPLING}, {"state": UNKNOWN}, {"prompt": "a", "save_state": True}]
-    lines = [
-        json.dumps({"custom_id": str(i), "method": "POST", "url": COMPLETIONS, "body": body})
-        for i, body in enumerate(bodies)
-    ]
-    files = {"file": ("in.jsonl", "\n".join(lines)), "purpose": (None, "batch")}
-    file = server.http.post("/v1/files", files=files).json()["id"]
-    asked = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
-    batch = server.http.post("/v1/batches", json=asked).json()["id"]
-
-    def state() -> dict[str, Any]:
-        batch_now: dict[str, Any] = server.get(f"/v1/batches/{batch}").json()
-        return batch_now
-
-    wait_until(lambda: state()["status"] == "completed")
-    output, errors = (
-        server.get(f"/v1/files/{state()[name]}/content").text.splitlines()
-        for name in ("output_file_id", "error_file_id")
-    )
-    (body,) = (json.loads(line)["response"]["body"] for line in output)
+    (body,), errors = answer_lines(server, COMPLETIONS, bodies)
     assert tokens(body) == tokens(go_on(server, id, **SAMPLING))
-    messages = {json.loads(line)["response"]["body"]["error"]["message"] for line in errors}
+    messages = {body["error"]["message"] for body in errors}
     assert messages == {
         f"there is no state {UNKNOWN!r}",
         "save_state is not for lines of a batch",

@@ -67,7 +67,7 @@ def test_a_wrong_state_is_refused(text_model: Path, changes: Any, message: str) 
         assert llm.generate([HEAD], PARAMS)
 
 
-def test_what_is_no_state_or_until_is_refused_and_lists_are_taken(text_model: Path) -> None:
+def test_other_types_are_refused_and_lists_count_as_arrays(text_model: Path) -> None:
     with make(text_model)[0] as llm:
         wrong: Any = {"state": "abc", "until": len}
         for name, value in wrong.items():

@@ -14,7 +14,7 @@ from srm.engine.messages import Output, Request, SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.offline import Engine
 from srm.engine.tree_search import MAX_NODES, Tree, TreeNode, TreeSearch
-from srm.errors import ContextTooLong, EngineUnavailable, InvalidRequest
+from srm.errors import ContextTooLong, EngineUnavailable, InvalidRequest, StepFailed
 from tests.kit.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
 
 WEIGHTS = tiny_weights()
@@ -237,6 +237,8 @@ def test_a_sample_that_was_ended_ends_the_search() -> None:
     request = Request("", np.array(PROMPT, "<i4").tobytes(), SamplingParams())
     search = TreeSearch(Tree(), TINY, request, repr)
     (prompt,) = search.next_round()
+    with pytest.raises(StepFailed, match="not finite"):
+        search.children(prompt, [Output("", 0, finish_reason="error", error="not finite")])
     for ids in (b"", bytes(4)):
         with pytest.raises(EngineUnavailable, match="what ran was ended"):
             search.children(prompt, [Output("", 0, ids, bytes(len(ids)), finish_reason="abort")])
