@@ -90,6 +90,7 @@ BENCHMARKS = {
     "http": "research.bench.server.http",
     "sink": "research.bench.server.sink",
     "states": "research.bench.server.states",
+    "forks": "research.bench.server.forks",
     "receipts": "research.bench.server.receipts",
     "against": "research.bench.server.against",
     "cards": "research.bench.server.cards",

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from research.bench.host.serving import free_port
-from research.bench.server import against, http
+from research.bench.server import against, forks, http
 from research.bench.server.against import AgainstConfig, Burst, long_list, markdown
+from research.bench.server.forks import ForksConfig
 from research.bench.server.http import HttpBenchConfig
 from srm.engine.config import DEMO_MODEL
 from srm.engine.constraints.constraint import json_constraint
@@ -110,3 +111,16 @@ def test_a_server_that_does_not_answer_is_not_waited_for(url: str) -> None:
         http._requests_beside(url, "hostile", 1, count(), Counter()),
     ):
         pass
+
+
+def test_forks_table_tells_gaps_and_what_streams_lose() -> None:
+    record = {
+        "settings": vars_of(ForksConfig()),
+        "forks_per_s": {"small": [3.0, 1.0, 2.0], "model": [4.0], "stream": [5.0]},
+        "gaps_s": {"alone": [[0.001, 0.003], [0.002]], "forked": [[0.004]]},
+        "tokens_per_s": {"alone": [100.0, 200.0], "fetched": [99.0, 202.0], "fetches": [7.0]},
+    }
+    lines = forks.markdown(record)
+    assert "| of a state in one process, d 64 with 2 layers | 2 |" in lines
+    assert "| alone | 3 | 2.00 | 2.98 | 3.00 |" in lines
+    assert "1.000 of it, 0.990 … 1.010." in lines[-1]
