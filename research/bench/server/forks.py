@@ -42,7 +42,7 @@ class ForksConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
     model: Path = ROOT / "models/regex"
     """Checkpoint that is forked beside the small model of random weights."""
-    n: int = 100_000
+    samples: int = 100_000
     """Forks of a state in one process, and of a running stream, of one token each."""
     width: int = 256
     """Width of the model of 8 layers and random weights whose streams are timed."""
@@ -73,7 +73,7 @@ def measure(config: ForksConfig) -> Record:
             "small": _fork_states(small, config),
             "model": _fork_states(config.model.resolve(), config),
         }
-        sizes = "--num-slots=16384", f"--max-waiting={2 * config.n}"
+        sizes = "--num-slots=16384", f"--max-waiting={2 * config.samples}"
         with serving(f"--model={small}", *sizes, f"--data-dir={folder}/a") as server:
             forks["stream"] = _fork_stream(server.url, config)
         entry = note({"forks_per_s": forks})
@@ -84,25 +84,25 @@ def measure(config: ForksConfig) -> Record:
 
 def _fork_states(model: Path, config: ForksConfig) -> list[float]:
     """Return forks a second of a state in one process."""
-    params, rates = SamplingParams(n=config.n, max_tokens=1), []
-    with Engine(model, num_slots=16_384, max_waiting=config.n) as engine:
+    params, rates = SamplingParams(n=config.samples, max_tokens=1), []
+    with Engine(model, num_slots=16_384, max_waiting=config.samples) as engine:
         state = engine.state(PROMPT)
         for _ in range(config.repetitions):
             begun = time.perf_counter()
             engine.generate([[]], params, state=state)
-            rates.append(config.n / (time.perf_counter() - begun))
+            rates.append(config.samples / (time.perf_counter() - begun))
     return rates
 
 
 def _fork_stream(url: str, config: ForksConfig) -> list[float]:
     """Return forks a second of a stream that runs, of which a reply counts the texts."""
     client, rates = httpx.Client(base_url=url, timeout=600), []
-    asked = {"n": config.n, "max_tokens": 1, "return": "counts"}
+    asked = {"n": config.samples, "max_tokens": 1, "return": "counts"}
     for _ in range(config.repetitions):
         with _stream(url) as (name, read):
             begun = time.perf_counter()
             client.post(f"/v1/completions/{name}/fork", json=asked).raise_for_status()
-            rates.append(config.n / (time.perf_counter() - begun))
+            rates.append(config.samples / (time.perf_counter() - begun))
             read.result()
     return rates
 
@@ -192,7 +192,7 @@ def markdown(record: Record) -> list[str]:
     }
     ratios = [there / alone for there, alone in zip(rates["fetched"], rates["alone"], strict=True)]
     return [
-        f"{settings['n']:,} forks at once, each with the token that it begins with. Medians of "
+        f"{settings['samples']:,} forks at once, each with the token that it begins with. Medians of "
         f"{settings['repetitions']}.",
         "",
         *table("forks | a second", (f"{kind} | {median(own):,.0f}" for kind, own in forks.items())),
