@@ -32,7 +32,7 @@ from srm.engine.weights.random_model import write_random_model
 from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 
-CONTEXT = 4_096
+CONTEXT = 8_192
 PROMPT = list(range(2, 52))
 SMALL = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=CONTEXT, vocab_size=256)
 
@@ -111,14 +111,13 @@ def _measure_gaps(url: str, config: ForksConfig) -> dict[str, list[list[float]]]
     """Return the gaps of streams alone and of those that are forked meanwhile."""
     client = httpx.Client(base_url=url, timeout=600)
     gaps: dict[str, list[list[float]]] = {"alone": [], "forked": []}
-    for number in range(2 * config.repetitions):
+    for turn in range(2 * config.repetitions):
         with _stream(url) as (name, read):
-            if is_forked := bool(number % 2):
-                for _ in range(config.forks):
+            if is_forked := bool(turn % 2):
+                for number in range(config.forks):
                     reply = client.post(f"/v1/completions/{name}/fork", json={"max_tokens": 1})
-                    reply.raise_for_status()
-                if read.done():
-                    raise ConfigError(f"forks: the stream ended before {config.forks} forks of it")
+                    if reply.is_error:
+                        raise ConfigError(f"forks: fork {number} of a stream: {reply.text:.300}")
             gaps["forked" if is_forked else "alone"].append(read.result())
     return gaps
 
