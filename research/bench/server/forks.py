@@ -191,7 +191,7 @@ def markdown(record: Record) -> list[str]:
     }
     ratios = [there / alone for there, alone in zip(rates["fetched"], rates["alone"], strict=True)]
     return [
-        f"{settings['samples']:,} forks at once, each with the token that it begins with. Medians of "
+        f"{settings['samples']:,} forks at once, each with its first token. Medians of "
         f"{settings['repetitions']}.",
         "",
         *table("forks | a second", (f"{kind} | {median(own):,.0f}" for kind, own in forks.items())),
