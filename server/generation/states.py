@@ -8,8 +8,6 @@ log-probabilities of the whole prompt, bit for bit, and only costs less.
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -18,15 +16,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import safetensors.numpy
 from msgspec import UNSET, Raw, UnsetType
-from safetensors import SafetensorError
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import ModelConfig
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams, Status
+from srm.engine.state_file import MOST_HEADER, StateContent, from_file
 from srm.errors import (
-    UNDECODABLE,
     ContextTooLong,
     EngineUnavailable,
     InvalidRequest,
@@ -38,22 +34,11 @@ from srm.server.errors import Conflict, NotFinite, PreviousNotFound
 from srm.server.generation.engine_request import RequestOwner, state_fields
 from srm.server.generation.prompts import GivenState
 from srm.server.schema.states import DEFAULT_TTL_S
-from srm.server.storage.states import (
-    StateContent,
-    StateRecord,
-    StateStore,
-    new_state_id,
-)
+from srm.server.storage.states import StateRecord, StateStore, new_state_id
 from srm.tasks import task_group
 
 _AT_ONCE = 8
 """Most states of one request that are being made."""
-FORMAT = "srm-state-1"
-_ABOUT = ("fingerprint", "arithmetic", "digest")
-"""Fields of a StateRecord that a file has."""
-_HEADER = struct.Struct("<Q")
-_MOST_HEADER = 4_096
-"""Most bytes of a file that are neither the state nor tokens."""
 
 T = TypeVar("T")
 
@@ -191,25 +176,20 @@ class States:
             raise _not_found(id, field)
 
     async def put(self, id: str, file: bytes, owner: RequestOwner) -> StateRecord:
-        """Keep a state that `to_file` made, here or on another server of the same weights. Raises
+        """Keep the state of a file, which may be another server's of the same weights. Raises
         InvalidRequest for what is none, Conflict for other weights, QuotaExceeded, StoreError."""
-        content, about = from_file(file)
-        status = self._status()
-        for name in ("fingerprint", "arithmetic"):
-            if about[name] != (own := getattr(status, name)):
-                raise Conflict(
-                    f"the state's {name} is {about[name]!r}, and this server's {own!r}", name
-                )
-        record = self._record(id, owner, content, status.fingerprint, status.arithmetic)
-        if about["digest"] != record.digest:
-            raise InvalidRequest("the file's digest is of other bytes: it is damaged", "file")
+        content, fingerprint, arithmetic = from_file(file)
+        for name, its in (("fingerprint", fingerprint), ("arithmetic", arithmetic)):
+            if its != (own := getattr(self._status(), name)):
+                raise Conflict(f"the state's {name} is {its!r}, and this server's {own!r}", name)
+        record = self._record(id, owner, content, fingerprint, arithmetic)
         self._check(content)
         return await self._run(self._store.add, record, content, self._max_bytes)
 
     @property
     def most_file_bytes(self) -> int:
         """Largest file of a state."""
-        return 4 * (self._model.state_width + self._model.n_ctx) + _MOST_HEADER
+        return 4 * (self._model.state_width + self._model.n_ctx) + MOST_HEADER
 
     def _check(self, content: StateContent) -> None:
         tokens = np.frombuffer(content.token_ids, "<i4")
@@ -268,38 +248,6 @@ class States:
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-
-
-def to_file(record: StateRecord, content: StateContent) -> bytes:
-    """Return a state as a safetensors file: `state`, float32, and `token_ids`, int32. Its metadata
-    is one field, since the library writes several in any order."""
-    about = {name: getattr(record, name) for name in _ABOUT}
-    arrays = {
-        "state": np.frombuffer(content.state, "<f4"),
-        "token_ids": np.frombuffer(content.token_ids, "<i4"),
-    }
-    return safetensors.numpy.save(arrays, metadata={FORMAT: json.dumps(about)})
-
-
-def from_file(file: bytes) -> tuple[StateContent, dict[str, str]]:
-    """Return what `to_file` was given. Raises InvalidRequest for any other bytes."""
-    try:
-        (length,) = _HEADER.unpack_from(file)
-        if length > _MOST_HEADER:
-            raise ValueError(f"its header has {length} bytes")
-        arrays = safetensors.numpy.load(file)
-        metadata = json.loads(file[_HEADER.size : _HEADER.size + length])["__metadata__"]
-        about = msgspec.json.decode(metadata[FORMAT], type=dict[str, str])
-        about = {name: about[name] for name in _ABOUT}
-        state, token_ids = arrays["state"], arrays["token_ids"]
-    except (*UNDECODABLE, SafetensorError, KeyError, struct.error):
-        raise InvalidRequest(f"the body is no {FORMAT} file, or is damaged", "file") from None
-    for name, array, kind in (("state", state, "float32"), ("token_ids", token_ids, "int32")):
-        if array.dtype != kind or array.ndim != 1:
-            raise InvalidRequest(
-                f"{name} must be a row of {kind}, got {array.dtype} of shape {array.shape}", name
-            )
-    return StateContent(token_ids.tobytes(), state.tobytes()), about
 
 
 async def _when_there_is_room(make: Callable[[], Awaitable[T]]) -> T:

@@ -22,13 +22,14 @@ FORMS = {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain
 """Content types that a browser lets any page send to any server, without asking first."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the request's JSON body. Raises WrongContentType, and BodyTooLarge at once."""
+async def read_body(request: Request, limit: int, kind: str = "application/json") -> bytes:
+    """Return the request's body of this content type, which it need not name. Raises
+    WrongContentType, and BodyTooLarge at once."""
     given = request.headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() in FORMS:
         raise WrongContentType(
-            f"content-type must be application/json; got {given[:80]!r} (curl -d sends that unless "
-            "there is -H 'Content-Type: application/json')",
+            f"content-type must be {kind}; got {given[:80]!r} (curl -d sends that unless there is "
+            f"-H 'Content-Type: {kind}')",
             "content-type",
         )
     body = bytearray()

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
+from srm.engine.state_file import to_file
 from srm.errors import InvalidRequest, NotFound
 from srm.server.dialects.chat.endpoint import render
 from srm.server.dialects.chat.request import CHAT_FORMS
@@ -20,7 +21,7 @@ from srm.server.dialects.chat.tokenize import ReadRequest, chat_fields
 from srm.server.dialects.completions.models import Models
 from srm.server.generation.engine_request import of_current_request
 from srm.server.generation.prompts import encode_prompts
-from srm.server.generation.states import States, to_file
+from srm.server.generation.states import States
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.request_log import CURRENT
 from srm.server.http.responses import add_body_route
@@ -66,6 +67,7 @@ class StateRequest(ReadRequest, frozen=True, kw_only=True):
             raise InvalidRequest("refeed = true needs a state", "refeed")
 
 
+_FILE = "application/octet-stream"
 _ID = {"state_id": "The id of a state."}
 _EXAMPLES = {"Read a prompt": {"prompt": "Question: Ava has 6 boxes", "ttl_s": 3600}}
 OPERATIONS = (
@@ -80,7 +82,7 @@ OPERATIONS = (
     Operation("DELETE", "/v1/states/{state_id}", "Delete a state.", StateDeleted,
               parameters=_ID, errors=(404, 507)),
     Operation("GET", "/v1/states/{state_id}/content", "A state as a safetensors file.",
-              ("application/octet-stream",), parameters=_ID, errors=(404,)),
+              (_FILE,), parameters=_ID, errors=(404,)),
     Operation("PUT", "/v1/states/{state_id}/content",
               "Take such a file, of this server or of another one with the same weights.",
               StateObject, parameters=_ID, errors=(400, 403, 404, 409, 413, 507)),
@@ -143,8 +145,8 @@ def add_routes(
 
     @router.get("/v1/states/{state_id}/content")
     async def content(state_id: str) -> Response:
-        file = to_file(*await states.get(state_id, of_current_request()))
-        return Response(file, media_type="application/octet-stream")
+        record, own = await states.get(state_id, of_current_request())
+        return Response(to_file(own, record.fingerprint, record.arithmetic), media_type=_FILE)
 
     @router.put("/v1/states/{state_id}/content")
     async def put(state_id: str, request: Request) -> Response:
@@ -154,7 +156,7 @@ def add_routes(
                 "digits",
                 "state_id",
             )
-        file = await read_body(request, states.most_file_bytes)
+        file = await read_body(request, states.most_file_bytes, _FILE)
         return json_reply(_object(await states.put(state_id, file, of_current_request())))
 
 

@@ -14,20 +14,18 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from srm.engine.state_file import StateContent
 from srm.errors import UNDECODABLE, StoreError
 from srm.server.errors import Conflict, QuotaExceeded
 from srm.server.schema.states import StateObject
 from srm.server.storage.database import full, transact, translated
 
-ROW_BYTES = 512
-"""Bytes that a state counts for besides its content."""
 _SPARE_BYTES = 16 * 1024**2
 """Room on the disk that states leave: to delete takes some, too."""
 _VERSION = 1
@@ -77,24 +75,6 @@ class StateRecord(StateObject, frozen=True, kw_only=True):
     digest: str = ""
     turn: Raw | UnsetType = UNSET
     """Of a response: what it is besides its tokens, as JSON."""
-
-
-class StateContent(msgspec.Struct, frozen=True):
-    """Tokens, and the state after all of them but the last."""
-
-    token_ids: bytes
-    """int32 little-endian, at least one."""
-    state: bytes
-    """float32[state_width] little-endian; empty for one token, and where it was not made."""
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.token_ids) + len(self.state) + ROW_BYTES
-
-    def digest(self, fingerprint: str, arithmetic: str) -> str:
-        """Return a checksum of it and of what made it."""
-        about = f"{fingerprint}\n{arithmetic}\n{len(self.token_ids)}\n".encode()
-        return blake2b(about + self.token_ids + self.state, digest_size=16).hexdigest()
 
 
 def new_state_id() -> str:

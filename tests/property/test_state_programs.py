@@ -35,7 +35,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from srm.engine.messages import Output, Request, SamplingParams
-from srm.server.storage.states import ROW_BYTES, StateStore
+from srm.engine.state_file import ROW_BYTES
+from srm.server.storage.states import StateStore
 from tests.kit.engines.making import engine_of
 from tests.kit.engines.numpy_runner import tiny_weights
 from tests.kit.processes.run_engine import alone, run

@@ -26,9 +26,10 @@ import numpy as np
 from research.bench.frame import Record, Settings, note, run, table
 from research.bench.host.serving import serving
 from srm.engine.config import ModelConfig
+from srm.engine.state_file import StateContent
 from srm.engine.weights.random_model import write_random_model
 from srm.errors import ConfigError
-from srm.server.storage.states import StateContent, StateRecord, StateStore, new_state_id
+from srm.server.storage.states import StateRecord, StateStore, new_state_id
 
 
 class StatesConfig(Settings, frozen=True):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from srm.engine.state_file import StateContent, to_file
 from tests.kit.serving import (
     COMPLETIONS,
     SERVER_FLAGS,
@@ -137,6 +138,8 @@ def test_a_wrong_file_is_refused_by_name(server: Server) -> None:
     made = make(server, prompt="the cat sat")
     file = content(server, made["id"])
     state, ids = (load(file)[name] for name in ("state", "token_ids"))
+    whole = StateContent(ids.tobytes(), state.tobytes())
+    assert to_file(whole, made["fingerprint"], made["arithmetic"]) == file
     cases = [
         (b"", "file"),
         (file[:-1], "file"),
@@ -149,14 +152,19 @@ def test_a_wrong_file_is_refused_by_name(server: Server) -> None:
         (with_(file, state=state.astype(np.float64)), "state"),
         (with_(file, state=state[None]), "state"),
         (with_(file, token_ids=ids.astype(np.int64)), "token_ids"),
-        (with_(file, fingerprint="tiny-9"), "fingerprint"),
-        (with_(file, arithmetic="gpu bfloat16"), "arithmetic"),
+        (with_(file, fingerprint="tiny-9"), "file"),
+        (to_file(whole, "tiny-9", made["arithmetic"]), "fingerprint"),
+        (to_file(whole, made["fingerprint"], "gpu bfloat16"), "arithmetic"),
     ]
     for wrong, named in cases:
         status = 409 if named in {"fingerprint", "arithmetic"} else 400
         assert error_of(put(server, UNKNOWN, wrong), status)["param"] == named
     assert "there can be no state 'x'" in error_of(put(server, "x", file), 404)["message"]
     assert put(server, UNKNOWN, bytes(20_000)).status_code == 413
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    path = f"{STATES}/{UNKNOWN}/content"
+    error = error_of(server.http.put(path, content=file, headers=form), 415)
+    assert "content-type must be application/octet-stream" in error["message"]
     assert server.get(f"{STATES}/{UNKNOWN}").status_code == 404
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from srm.engine.messages import SamplingParams
+from srm.engine.python.state import State
+from srm.engine.state_file import StateContent, to_file
 from srm.errors import ContextTooLong, InvalidRequest
 from tests.unit.engine.python.test_offline import make, tokens
 
@@ -35,6 +37,25 @@ def test_what_goes_on_from_a_state_is_what_the_whole_gives(text_model: Path) -> 
         assert tokens(llm.generate([HEAD], PARAMS, state=one)[0].completions) == tokens(
             llm.generate([HEAD], PARAMS)[0].completions
         )
+
+
+def test_a_file_of_a_state_is_that_of_a_server(text_model: Path, tmp_path: Path) -> None:
+    with make(text_model)[0] as llm:
+        for prompt in (HEAD, ""):
+            state = llm.state(prompt)
+            state.save(tmp_path / "state")
+            own = StateContent(state.token_ids.tobytes(), state.values.tobytes())
+            file = to_file(own, state.fingerprint, state.arithmetic)
+            assert (tmp_path / "state").read_bytes() == file
+            again = State.load(str(tmp_path / "state"))
+            assert not again.values.flags.writeable
+            (same,), (expected,) = (
+                llm.generate([REST], PARAMS, state=given) for given in (again, state)
+            )
+            assert tokens(same.completions) == tokens(expected.completions)
+    (tmp_path / "state").write_bytes(file[:-1])
+    with pytest.raises(InvalidRequest, match="it is no srm-state-1 file, or is damaged"):
+        State.load(tmp_path / "state")
 
 
 def test_a_changed_state_changes_no_other_prompt(text_model: Path) -> None:

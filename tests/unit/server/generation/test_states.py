@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from srm.engine.messages import PROMPT, Output, Request
+from srm.engine.state_file import StateContent, from_file, to_file
 from srm.errors import ContextTooLong, EngineUnavailable, InvalidRequest, Overloaded
 from srm.server.errors import Conflict, NotFinite, QuotaExceeded
 from srm.server.generation.engine_request import RequestOwner
-from srm.server.generation.states import States, from_file, to_file
-from srm.server.storage.states import StateContent, StateRecord, StateStore, new_state_id
+from srm.server.generation.states import States
+from srm.server.storage.states import StateRecord, StateStore, new_state_id
 from tests.kit.engines.making import IDLE
 from tests.kit.engines.numpy_runner import TINY
 
@@ -162,11 +163,7 @@ async def test_a_file_that_agrees_with_itself_may_be_wrong(
 
 
 def file_of(content: StateContent, fingerprint: str = "f") -> bytes:
-    record = StateRecord(
-        id=new_state_id(), num_tokens=0, num_bytes=0, fingerprint=fingerprint, arithmetic="a",
-        created_at=0, expires_at=0, digest=content.digest(fingerprint, "a"),
-    )  # fmt: skip
-    return to_file(record, content)
+    return to_file(content, fingerprint, "a")
 
 
 async def test_two_that_put_one_id_at_once_agree(states: States, store: StateStore) -> None:
@@ -179,4 +176,4 @@ async def test_two_that_put_one_id_at_once_agree(states: States, store: StateSto
     winner = contents.index(there[1])
     for number, reply in enumerate(replies):
         assert isinstance(reply, StateRecord if number % 2 == winner else Conflict)
-    assert from_file(to_file(*there))[0] == there[1]
+    assert from_file(to_file(there[1], "f", "a")) == (there[1], "f", "a")

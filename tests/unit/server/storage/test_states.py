@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from srm.engine.state_file import ROW_BYTES, StateContent
 from srm.errors import StoreError, StoreFull
 from srm.server.errors import Conflict, QuotaExceeded
-from srm.server.storage.states import ROW_BYTES, StateContent, StateRecord, StateStore, new_state_id
+from srm.server.storage.states import StateRecord, StateStore, new_state_id
 from tests.attack.damage import Disk
 
 NOW = 1_000_000
