@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from srm.engine.config import ModelConfig
-from srm.engine.messages import Output, Request, Spelled
+from srm.engine.messages import Output, Request, Spelled, Status
 from srm.engine.random_streams import sample_seeds
 from srm.errors import EngineUnavailable, InvalidRequest, StepFailed
 
@@ -67,6 +67,13 @@ class Tree(
                 "budget",
                 "tree",
             )
+
+    def check_fits(self, status: Status) -> None:
+        """Raise InvalidRequest if a node may have more children than an engine makes at once."""
+        limit = "max_logprobs" if self.candidates == "likeliest" else "max_waiting"
+        if self.branching > (most := getattr(status, limit)):
+            allowed = f"at most {limit} = {most} with candidates = {self.candidates}"
+            raise _refusal("branching", allowed, self.branching)
 
     def _most_nodes(self) -> int:
         """Most nodes that the tree may have, counted until they are more than MAX_NODES."""
@@ -132,6 +139,13 @@ class TreeNode:
         """Text from the prompt on. Raises InvalidRequest where there is no tokenizer."""
         return self.decode(self.path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have some node above pickled before the parent, since pickle nests some hundreds."""
+        above = self.parent
+        for _ in range((self.depth & -self.depth) - 1):
+            above = above and above.parent
+        return _unpickle, (above, *(getattr(self, own.name) for own in fields(self)))
+
     def _line(self) -> list[TreeNode]:
         """The nodes from the prompt to this one."""
         line, node = [self], self.parent
@@ -139,6 +153,10 @@ class TreeNode:
             line.append(node)
             node = node.parent
         return line[::-1]
+
+
+def _unpickle(_: TreeNode | None, *own: Any) -> TreeNode:
+    return TreeNode(*own)
 
 
 class TreeSearch:
@@ -273,4 +291,5 @@ class TreeSearch:
 
 
 def _refusal(name: str, allowed: str, value: object) -> InvalidRequest:
-    return InvalidRequest(f"tree.{name} must be {allowed}, got {value}", "tree")
+    got = "and is missing" if value is None else f"got {value}"
+    return InvalidRequest(f"tree.{name} must be {allowed}, {got}", "tree")

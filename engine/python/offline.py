@@ -207,6 +207,7 @@ class Engine:
         search = TreeSearch(
             _typed(tree, "tree."), steps.model, pending.request, self._tokenizer.decode
         )
+        search.tree.check_fits(steps.status())
         with naming(pending):
             steps.scheduler.check(search.request(search.prompt, ""))
         self._is_busy = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import pickle
 from typing import Any
 
 import numpy as np
@@ -210,7 +213,15 @@ def test_a_tree_goes_on_from_a_state() -> None:
         ({"candidates": "likeliest", "node_tokens": 2}, "tree.node_tokens must be 1 with"),
         ({"search": "best_first", "budget": 9}, "tree.width must be given with search"),
         ({"search": "best_first", "width": 9}, "tree.budget must be given with search"),
-        ({"budget": 9}, "tree.width must be given with a budget"),
+        ({"budget": 9}, "tree.width must be given with a budget, and is missing"),
+        (
+            {"branching": 101},
+            "tree.branching must be at most max_waiting = 100 with candidates = samples, got 101",
+        ),
+        (
+            {"branching": 33, "candidates": "likeliest", "width": 1},
+            "tree.branching must be at most max_logprobs = 20 with candidates = likeliest, got 33",
+        ),
         ({"depth": 17}, "tree could have more than 131072 nodes: lower"),
         ({"depth": 2**30, "width": 1}, "tree could have more than 131072 nodes"),
         (
@@ -221,7 +232,7 @@ def test_a_tree_goes_on_from_a_state() -> None:
 )
 def test_a_tree_that_cannot_be_is_refused(tree: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        make()[0].tree(PROMPT, Tree(**tree))
+        make(max_waiting=100)[0].tree(PROMPT, Tree(**{"depth": 2, **tree}))
     assert message in str(refused.value)
 
 
@@ -255,6 +266,19 @@ def test_a_deep_node_can_be_shown() -> None:
     llm, _ = make()
     nodes = llm.tree([1], Tree(branching=1, depth=60), SamplingParams(ignore_eos=True))
     assert len(repr(nodes[-1])) < 1_000 and nodes[-1].depth == 60
+
+
+def test_nodes_of_any_depth_are_pickled_and_copied() -> None:
+    nodes: list[TreeNode] = []
+    for depth in range(1, 5_001):
+        own = np.array([depth], np.int32), np.array([-0.5], np.float32)
+        more: Any = (-0.5 * depth, depth, "length", depth == 5_000, -0.5 * depth, depth, repr)
+        nodes.append(TreeNode(depth - 1, nodes[-1] if nodes else None, depth, *own, *more))
+    for again in (pickle.loads(pickle.dumps(nodes[-1])), copy.deepcopy(nodes[-1])):
+        assert again.path.tolist() == [*range(1, 5_001)]
+        assert shown([again]) == shown(nodes[-1:])
+    for node, before in itertools.pairwise(pickle.loads(pickle.dumps(nodes[::-1]))):
+        assert node.parent is before
 
 
 @pytest.mark.parametrize(
