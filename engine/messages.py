@@ -519,8 +519,6 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """The trainer's own name of the weights in use; empty: it gave none."""
     max_logprobs: int = MAX_LOGPROBS
     """Most alternatives to a token that may be asked for."""
-    request_timeout_s: float = 0.0
-    """Seconds that a request may take; 0: no limit."""
 
 
 AboutWeights = LoadWeights | HoldWeights | PutWeights

@@ -174,8 +174,12 @@ class Stream(AbstractContextManager["Stream"]):
             if self._error is None:
                 self._unread.waiter = asyncio.get_running_loop().create_future()
                 await self._unread.waiter
-            if self._error is not None and not self._unread.has_new:
-                raise self._error
+            self.check()
+
+    def check(self) -> None:
+        """Raise what `wait` would, where it would not wait."""
+        if self._error is not None and not self._unread.has_new:
+            raise self._error
 
     def read_new(self, only_ended: bool = False) -> Delivery:
         """Return everything new since the last call. `only_ended` leaves the tokens of completions

@@ -500,8 +500,6 @@ class EngineProcess:
 
     def _send_status(self, client: bytes) -> bool:
         status = self.weight_reload.add_status(self._engine.status())
-        limit = self._config.request_timeout_s
-        status = msgspec.structs.replace(status, request_timeout_s=limit)
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
         if self._is_paused:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 
 import numpy as np
+from msgspec.structs import replace
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import ModelConfig
-from srm.engine.messages import REASONS, Output, Request
+from srm.engine.messages import REASONS, Output, Request, SamplingParams
 from srm.engine.steps.tokens import Tokens
 from srm.engine.tree_search import Tree, TreeNode, TreeSearch
-from srm.errors import InvalidRequest, Overloaded, TimedOut
+from srm.errors import EngineUnavailable, InvalidRequest, Overloaded
 from srm.server.generation.read_ahead import read_ahead
 from srm.tasks import task_group
 
@@ -25,6 +25,7 @@ _SEARCHES = 16
 _TOGETHER = 128
 """Nodes whose children are read before other tasks get their turn."""
 
+Check = Callable[[], None]
 Expanded = list[tuple[TreeNode, list[Output]]]
 """Nodes, each with the Outputs that its children are made of."""
 
@@ -34,35 +35,47 @@ async def grow(
 ) -> AsyncGenerator[list[TreeNode], None]:
     """Yield new nodes in order, some at a time, until the tree is complete; their reader adds
     them to the search before it asks for more. `id` is unique. Raises what the engine refuses; one
-    that becomes overloaded meanwhile is waited for. Raises TimedOut, as an engine does."""
-    status, branching = client.require_status(), search.tree.branching
-    is_likeliest = search.tree.candidates == "likeliest"
-    limit = "max_logprobs" if is_likeliest else "max_waiting"
-    if branching > (most := getattr(status, limit)):
-        what = f"tree.branching may be {limit} = {most} of {search.tree.candidates}"
-        raise InvalidRequest(f"{what}, got {branching}", "tree")
-    level, limit_s, began = 0, status.request_timeout_s, time.monotonic()
-    while nodes := search.next_round():
-        if limit_s and not search.asked.durable and time.monotonic() - began > limit_s:
-            raise TimedOut(f"it took longer than {limit_s:g} s")
-        expanding = _expand(client, search, nodes, f"{id}-{level}", is_first=not level)
-        # What comes is read while the next ones are expanded.
-        async with aclosing(read_ahead(expanding, _chain)) as arriving:
-            async for expanded in arriving:
-                for begin in range(0, len(expanded), _TOGETHER):
-                    some = expanded[begin : begin + _TOGETHER]
-                    yield [child for node, own in some for child in search.children(node, own)]
-                    await asyncio.sleep(0)
-        level += 1
+    that becomes overloaded meanwhile is waited for."""
+    search.tree.check_fits(client.require_status())
+    with _stand_in(client, search.asked, id) as check:
+        for level, nodes in enumerate(iter(search.next_round, [])):
+            expanding = _expand(client, search, nodes, f"{id}-{level}", check)
+            # What comes is read while the next ones are expanded.
+            async with aclosing(read_ahead(expanding, _chain)) as arriving:
+                async for expanded in arriving:
+                    for begin in range(0, len(expanded), _TOGETHER):
+                        some = expanded[begin : begin + _TOGETHER]
+                        yield [child for node, own in some for child in search.children(node, own)]
+                        await asyncio.sleep(0)
+
+
+@contextmanager
+def _stand_in(client: EngineClient, asked: Request, id: str) -> Iterator[Check]:
+    """Have an engine hold a request that never starts, so that between rounds too there is what is
+    ended by name or by a change of weights, and times out. Durable ones never are."""
+    if asked.durable:
+        yield lambda: None
+        return
+    stand_in = replace(asked, id=f"{id}-search", params=SamplingParams(), first_wave=0)
+    with client.open([stand_in]) as stream:
+
+        def check() -> None:
+            stream.check()
+            if stream.take_outputs():
+                raise EngineUnavailable("what ran was ended, and the search with it")
+
+        yield check
+        stream.cut(0, 0)  # no request that was left
 
 
 async def _expand(
-    client: EngineClient, search: TreeSearch, nodes: list[TreeNode], id: str, is_first: bool
+    client: EngineClient, search: TreeSearch, nodes: list[TreeNode], id: str, check: Check
 ) -> AsyncGenerator[Expanded, None]:
-    """Yield the nodes in order, expanded."""
+    """Yield the nodes in order, expanded. Raises what `check` does."""
     most = client.require_status().max_waiting // 2 // search.tree.branching
     size, begin, tries = max(1, min(_AT_ONCE, most)), 0, 0
     while begin < len(nodes):
+        check()
         some = nodes[begin : begin + size]
         outputs: list[list[Output]] = [[] for _ in some]
         requests = []
@@ -79,7 +92,7 @@ async def _expand(
                 search.first_version = search.first_version or stream.first_version
                 search.version = stream.version
         except Overloaded as error:
-            if is_first:  # nothing would be lost
+            if nodes == [search.prompt]:  # nothing would be lost
                 raise
             tries += 1  # the engine may still know those that were given up
             await asyncio.sleep(error.retry_after_s or 1)

@@ -305,15 +305,15 @@ def unpacked(choice: dict[str, Any]) -> dict[str, Any]:
     return choice | {"packed": decoded} if packed else choice
 
 
-def connect(server: Server, **fields: Any) -> socket.socket:
-    """A stream of completions that nobody reads yet, over a connection that holds little."""
+def connect(server: Server, path: str = COMPLETIONS, /, **fields: Any) -> socket.socket:
+    """A stream that nobody reads yet, over a connection that holds little."""
     address = urlsplit(server.url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.settimeout(600)
     connection.connect((address.hostname, address.port))
     body = json.dumps({"prompt": "the cat", "stream": True, **fields}).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     connection.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
     return connection
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kit.processes.held_engine import held, hold, release
 from tests.kit.serving import (
     COMPLETIONS,
+    SERVER_FLAGS,
     TEXT_MODEL,
+    Asked,
     Server,
     complete,
+    connect,
     error_of,
+    free_port,
+    read_all,
+    wait_until,
 )
 
 TREES = "/v1/trees"
@@ -162,7 +172,7 @@ def test_samples_whose_states_are_kept_are_gone_on_from(server: Server) -> None:
             "max_logprobs",
         ),
         ({"tree": {"depth": 17}}, "tree", "more than 131072 nodes"),
-        ({"tree": {"budget": 5}}, "tree", "tree.width must be given with a budget"),
+        ({"tree": {"budget": 5}}, "tree", "tree.width must be given with a budget, and is missing"),
         ({"tree": LIKELIEST, "top_p": 0.5}, "top_p", "does not go with candidates = likeliest"),
         ({"tree": LIKELIEST, "seed": 0}, "seed", "seed = 0 does not go with"),
         ({"tree": LIKELIEST, "split": "a"}, "split", "does not go with"),
@@ -239,3 +249,87 @@ def test_log_probabilities_are_sums(server: Server) -> None:
         before = 0.0 if node["parent"] is None else nodes[node["parent"]]["logprob"]
         own = np.array(node["logprobs"], np.float32).sum(dtype=np.float64)
         assert node["logprob"] == pytest.approx(before + own, abs=1e-6)
+
+
+def test_a_slow_reader_holds_no_slot_and_nobody_up(text_model: Path) -> None:
+    """Its search stands still between two rounds, in which the operator can end it."""
+    tree = {"branching": 1_000, "width": 4, "depth": 12, "node_tokens": 8}
+    sizes = ("--num-slots=4096", "--max-step-rows=4096", "--max-step-tokens=9000")
+    flags = (*sizes, f"--admin-port={free_port()}")
+    body: dict[str, Any] = {"tree": tree, "seed": 1}
+    with Server(text_model, *flags, engine_module="research.bench.host.instant") as server:
+
+        def is_over() -> bool:
+            """Whether it has all of its tokens, or stands still."""
+            server.wait_until_idle()
+            before = server.metric("srm_engine_decode_tokens_total")
+            complete(server, max_tokens=9)
+            return server.metric("srm_engine_decode_tokens_total") == before + 9
+
+        slow = connect(server, TREES, **body)
+        wait_until(is_over)
+        assert server.metric("srm_engine_decode_tokens_total") < 45_000 * 8
+        received = read_all(slow)
+        assert received.count(b'"parent":') == 1_000 + 11 * 4_000
+        assert received.rstrip().endswith(b"data: [DONE]\n\n\r\n0")
+        ended = connect(server, TREES, **body)
+        wait_until(is_over)
+        assert server.admin.post("/abort_requests", json={}).json() == {"aborted": 1}
+        received = read_all(ended)
+        assert b"what ran was ended, and the search with it" in received
+        assert received.count(b'"parent":') < 45_000
+        server.wait_until_idle()
+
+
+@pytest.mark.parametrize("running", ["continue", "refeed", "abort", "drop"])
+def test_weights_change_under_a_search(folders: Path, running: str) -> None:
+    flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--admin-port={free_port()}")
+    asked: dict[str, Any] = {"prompt": "the cat", "ignore_eos": True}
+    tree = asked | {"tree": LIKELIEST}
+    beams = asked | {"use_beam_search": True, "n": 3, "max_tokens": 5}
+    module, made = "tests.kit.processes.held_engine", "srm_engine_steps_total"
+    with Server(folders / "0", *flags, engine_module=module) as server:
+        prompt = server.http.post("/tokenize", json={"prompt": "the cat"}).json()["tokens"]
+        old = grown(server, **tree)["nodes"]
+        for folder, path, body in (("1", TREES, tree), ("0", COMPLETIONS, beams)):
+            with ThreadPoolExecutor(1) as threads, held(folders / "0"):
+                other = Asked(server)  # without a slot in use no engine is held
+                before = server.metric(made)
+                answer = threads.submit(server.http.post, path, json=body)
+                wait_until(lambda: server.metric("srm_engine_waiting_sequences"))
+                hold(folders / "0", steps=5)  # the first round takes 3, and all five more than 4
+                wait_until(lambda: server.metric(made) == before + 4)  # noqa: B023
+                change = {"path": str(folders / folder), "running": running}
+                reply = server.admin.post("/v1/admin/weights", json=change)
+                assert reply.is_success, reply.text
+                release(folders / "0")
+                other.answer()
+                if running in {"abort", "drop"}:
+                    assert error_of(answer.result(), 503)["message"]
+                    continue
+            whole = answer.result().json()
+            assert whole["weights_version"] == whole["first_weights_version"] + 1
+            if path == COMPLETIONS:
+                continue
+            nodes = whole["nodes"]
+            assert nodes[:6] == old[:6] and nodes[-18:] != old[-18:]
+            for node, ids in list(zip(nodes, paths(nodes), strict=True))[-18:]:
+                scored = {"prompt": [[*prompt, *ids]], "max_tokens": 0, "prompt_logprobs": 0}
+                entry = complete(server, **scored)["choices"][0]["prompt_logprobs"][-1]
+                assert entry[str(ids[-1])]["logprob"] == node["logprobs"][0]
+        server.wait_until_idle()
+
+
+def test_weights_without_numbers_end_a_search(text_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(text_model, folder := tmp_path / "nan")
+    (folder / "seed").write_text("nan")
+    with Server(folder, *SERVER_FLAGS) as server:
+        whole: dict[str, Any] = {"prompt": "the cat", "tree": {"depth": 3}}
+        beams = {"prompt": "the cat", "n": 2, "use_beam_search": True}
+        likeliest = {**whole, "tree": LIKELIEST}
+        for path, body in ((TREES, whole), (TREES, likeliest), (COMPLETIONS, beams)):
+            error = error_of(server.http.post(path, json=body), 500)
+            assert "not finite" in error["message"]
+        reply = server.http.post(TREES, json={**whole, "stream": True})
+        assert "not finite" in reply.text
+        server.wait_until_idle()

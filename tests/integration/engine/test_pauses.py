@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,8 +26,10 @@ from srm.engine.messages import (
     Pause,
     Resume,
 )
-from srm.errors import EngineUnavailable, InvalidRequest, SwapInProgress
-from tests.kit.engines.making import request_of
+from srm.engine.tree_search import Tree, TreeSearch
+from srm.errors import EngineUnavailable, InvalidRequest, SRMError, SwapInProgress, TimedOut
+from srm.server.generation.trees import grow
+from tests.kit.engines.making import request_of, sample_value
 from tests.kit.engines.served_engine import (
     Serve,
     Served,
@@ -166,6 +171,50 @@ async def test_batches_are_not_ended_by_name(serve: Serve, endpoint: str) -> Non
         await client.control(Resume("resume"))
         ends = [(await outputs)[-1].finish_reason for outputs in asked]
     assert ends == ["length", "abort"]
+
+
+@pytest.mark.parametrize("way", ["all", "name", "weights", "time"])
+async def test_a_search_is_ended_between_its_rounds(
+    serve: Serve, endpoint: str, tiny_folder: Path, way: str
+) -> None:
+    served = serve(request_timeout_s=1_000)
+    asked = msgspec.structs.replace(request_of(), name="mine")
+    search = TreeSearch(Tree(depth=9), served.engine.model, asked, repr)
+    async with connected(endpoint) as client, aclosing(grow(client, search, "a")) as growing:
+        search.add(await anext(growing))
+        await until(lambda: served.engine.scheduler.is_quiet)
+        error: type[SRMError] = EngineUnavailable
+        if way == "weights":
+            await client.load_weights(str(tiny_folder), "drop")
+        elif way == "time":
+            error, late = TimedOut, served.process._time_out
+            served.process._time_out = deque((0.0, own, id) for _, own, id in late)
+            await until(lambda: not served.process._time_out)
+        else:
+            names = frozenset({"mine"}) if way == "name" else None
+            done = await client.control(EndRequests("ends", names))
+            assert done.detail == {"requests": 1, "sequences": 1}
+        assert not served.engine.scheduler.num_requests
+        steps = served.engine.num_steps
+        with pytest.raises(error):
+            await anext(growing)
+        assert served.engine.num_steps == steps
+
+
+async def test_a_search_leaves_no_request(serve: Serve, endpoint: str) -> None:
+    served = serve()
+    aborted = partial(sample_value, "srm_engine_requests_total", outcome="aborted")
+    before = aborted()
+    for durable in (False, True):  # of which nobody ends any
+        asked = request_of(durable=durable)
+        search = TreeSearch(Tree(depth=2), served.engine.model, asked, repr)
+        async with connected(endpoint) as client:
+            async for nodes in grow(client, search, "a"):
+                search.add(nodes)
+                assert served.engine.scheduler.num_requests <= (not durable)
+            await until(lambda: not served.engine.scheduler.num_requests)
+        assert len(search.nodes) == 2 + 4
+    assert aborted() == before
 
 
 @pytest.mark.parametrize("names", [None, frozenset({"mine"})])

@@ -1,6 +1,7 @@
 """`python -m tests.kit.processes.numpy_engine`: the engine process on numpy, with random weights.
 
-Takes the flags of `python -m srm.engine`; a folder may have a `seed` in place of weights.
+Takes the flags of `python -m srm.engine`; a folder may have a `seed` in place of weights, or `nan`
+there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from srm.engine.config import ModelConfig, read_model_config
 from srm.engine.process.engine import Engine
@@ -36,7 +38,10 @@ def load(folder: Path) -> Weights:
         return load_checkpoint(folder)
     model = read_model_config(folder)[0]
     seed = folder / "seed"
-    return tiny_weights(int(seed.read_text()) if seed.exists() else 0, model)
+    if (text := seed.read_text() if seed.exists() else "0") == "nan":
+        (weights := tiny_weights(0, model)).head[:] = np.nan
+        return weights
+    return tiny_weights(int(text), model)
 
 
 def main(
