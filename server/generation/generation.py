@@ -137,14 +137,14 @@ class Generation:
         computed = self.detokenizer.num_tokens if self._beams is None else self._beams.num_tokens
         return max(computed - self.completion_tokens, 0)
 
-    def when_counted(self, call: Callable[[int], None]) -> None:
-        """Have `call` called with the request's completion tokens, once it is over. If it ended
-        early, that is later, and with all that were sampled."""
+    def when_counted(self, call: Callable[[int, int], None]) -> None:
+        """Have `call` called with the request's completion tokens and those discarded, once it is
+        over. If it ended early, that is later, and all that were sampled count as the first."""
         if self.stream is None or not self.stream.unfinished:
-            call(self.completion_tokens)
+            call(self.completion_tokens, self.discarded_tokens)
             return
         decoded = self.detokenizer.num_tokens + self.num_ahead
-        self.stream.when_counted(lambda left: call(decoded + left))
+        self.stream.when_counted(lambda left: call(decoded + left, 0))
 
     @property
     def is_awaited(self) -> bool:

@@ -196,7 +196,14 @@ def _record(generation: Generation) -> None:
     metrics.PROMPT_TOKENS.inc(usage.prompt_tokens)
     metrics.COMPLETION_TOKENS.inc(usage.completion_tokens)
     metrics.REQUEST_PROMPT_TOKENS.observe(usage.prompt_tokens)
-    generation.when_counted(metrics.REQUEST_COMPLETION_TOKENS.observe)
+    entry = CURRENT.get(None)  # None: nobody asked over HTTP
+
+    def count(completion_tokens: int, discarded_tokens: int) -> None:
+        metrics.REQUEST_COMPLETION_TOKENS.observe(completion_tokens)
+        if entry is not None and entry.account is not None:
+            entry.account.charge(usage.prompt_tokens + completion_tokens + discarded_tokens)
+
+    generation.when_counted(count)
     metrics.REQUEST_CHOICES.observe(generation.num_choices)
     if generation.owner.durable:  # nobody waits for it
         return
@@ -204,12 +211,10 @@ def _record(generation: Generation) -> None:
     first_token_s = generation.first_output and generation.first_output - generation.started
     if first_token_s is not None:
         metrics.TIME_TO_FIRST_TOKEN.observe(first_token_s)
-    if (entry := CURRENT.get(None)) is not None:  # else nobody asked over HTTP
+    if entry is not None:
         entry.completion_id, entry.first_token_s = generation.id, first_token_s
         entry.prompt_tokens += usage.prompt_tokens
         entry.completion_tokens += usage.completion_tokens
-        if entry.account is not None:
-            entry.account.charge(usage.total_tokens + generation.discarded_tokens)
 
 
 def _divide(parts: list[ChoicePart]) -> Iterator[list[ChoicePart]]:

@@ -15,7 +15,7 @@ import pytest
 
 from srm.engine.config import DEMO_MODEL
 from tests.kit.processes.held_engine import held
-from tests.kit.serving import CHATS, COMPLETIONS, SERVER_FLAGS, Server, wait_until
+from tests.kit.serving import CHATS, COMPLETIONS, SERVER_FLAGS, Server, free_port, wait_until
 
 POINTS = ("connecting", "headers", "body", "waiting", "computing", "streaming", "never")
 """When a client leaves: with nothing sent, within the headers or the body, at once or a while after
@@ -97,11 +97,11 @@ async def test_1000_clients_that_leave_the_demo_model() -> None:
         await check(running, 1_000)
 
 
-def connect(server: Server, times: int = 1, **fields: Any) -> socket.socket:
+def connect(server: Server, times: int = 1, key: str = "", **fields: Any) -> socket.socket:
     """A client that has sent a completion request so many times."""
     address = urlsplit(server.url)
     body = json.dumps({"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields})
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {key}\r\n"
     client = socket.create_connection((address.hostname, address.port))
     client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode() * times)
     return client
@@ -145,3 +145,26 @@ def test_tokens_of_clients_that_left_are_counted(holding: Server, text_model: Pa
                 wait_until(lambda: holding.metric(made) == made_before + sampled)  # noqa: B023
             wait_until(lambda: holding.metric(f"{observed}_count") == before[0] + number)  # noqa: B023
             assert holding.metric(f"{observed}_sum") == before[1] + sampled, fields
+
+
+def test_clients_that_left_pay_for_what_was_sampled(text_model: Path, tmp_path: Path) -> None:
+    keys = {"whole": "w" * 16, "stream": "s" * 16}
+    (tmp_path / "keys").write_text("".join(f"{name} {key}\n" for name, key in keys.items()))
+    limits = (f"--api-keys-file={tmp_path / 'keys'}", "--tokens-per-minute=2")
+    flags = (*SERVER_FLAGS, *limits, f"--admin-port={free_port()}")
+    module = "tests.kit.processes.held_engine"
+    made = "srm_engine_decode_tokens_total"
+    with Server(text_model, *flags, engine_module=module) as server:
+        for number, (name, key) in enumerate(keys.items(), 1):
+            with (
+                held(text_model, steps=3),
+                connect(server, key=key, n=60, stream=name == "stream"),
+            ):
+                wait_until(lambda: server.metric(made) == 180 * number)  # noqa: B023
+            server.wait_until_idle()
+
+            def refused(key: str = key) -> bool:
+                body, headers = {"prompt": "a", "n": -1}, {"x-api-key": key}
+                return server.http.post(COMPLETIONS, json=body, headers=headers).status_code == 429
+
+            wait_until(refused)
