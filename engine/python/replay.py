@@ -252,11 +252,13 @@ def _misfit(receipt: Receipt, engine: Engine) -> str:
 
 def read_receipts(lines: Iterable[bytes]) -> Iterator[Replay | str]:
     """Yield the receipts in lines of JSON, each one, or a reply that has some, or a batch's line
-    with such a reply; and what is wrong with others, with their place."""
+    with one; and faults of others by place. Raises ConfigError for JSON over several lines."""
     for number, data in enumerate(lines, 1):
         line, place = data.removeprefix(BOM_UTF8), f"line {number}"
         if not line.strip():
             continue
+        if number == 1 and line.strip() in {b"{", b"["}:
+            raise ConfigError("each receipt or reply must be one line of JSON, as of `jq -c .`")
         try:
             value = msgspec.json.decode(line, type=dict[str, Any])
             places: dict[str, Any] = {place: value}

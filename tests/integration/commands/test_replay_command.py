@@ -200,7 +200,12 @@ def test_what_is_no_receipt_is_said_and_the_rest_goes_on(
     for line, (_, expected) in zip(printed, [*bad, ("", f"line {len(bad) + 1}: ")], strict=True):
         assert expected in line, line
     (tmp_path / "empty").touch()
-    for name, message in (("empty", "has no receipts"), ("nowhere", "No such file")):
+    (tmp_path / "indented").write_text(json.dumps(receipt, indent=2))
+    for name, message in (
+        ("empty", "has no receipts"),
+        ("nowhere", "No such file"),
+        ("indented", "each receipt or reply must be one line of JSON"),
+    ):
         with pytest.raises(ConfigError, match=message):
             main([str(tmp_path / name), "--weights", str(DEMO_MODEL)])
 
