@@ -80,3 +80,10 @@ def test_checkers_see_the_names_that_there_are() -> None:
     assert seen == vars(srm)["_HOMES"]
     assert {*vars(srm)["__all__"]} == {*seen} & {*dir(srm)}
     assert all(hasattr(srm, name) for name in seen)
+
+
+def test_the_python_reference_has_every_class() -> None:
+    page = (ROOT / "docs" / "python-reference.md").read_text().split()
+    homes = vars(srm)["_HOMES"].items()
+    classes = {f"{home}.{name}" for name, home in homes if isinstance(getattr(srm, name), type)}
+    assert not {name for name in classes if not name.startswith("srm.errors.")} - {*page}
