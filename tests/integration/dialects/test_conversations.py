@@ -6,17 +6,22 @@ The test model's weights are random, so what it says is seldom how its tokenizer
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import openai
 import pytest
 
+from tests.attack.damage import Disk
 from tests.integration.dialects.test_exact_chats import EOS, tokens_of
 from tests.kit.serving import (
     CHAT_TEMPLATE,
@@ -24,9 +29,12 @@ from tests.kit.serving import (
     TEXT_MODEL,
     Server,
     answer_lines,
+    children,
     complete,
     error_of,
     free_port,
+    is_ready,
+    wait_until,
     write_text_model,
 )
 
@@ -253,6 +261,61 @@ def test_a_client_that_leaves_a_stream_leaves_nothing(long: Path, tmp_path: Path
             next(stream.iter_lines())
         server.wait_until_idle()
         assert count_stored(tmp_path) == 1
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_dies_before_the_reply_leaves_no_response(
+    long: Path, tmp_path: Path, leaves: bool
+) -> None:
+    """Its response waits for the database when the client leaves, or the process ends."""
+    with Server(long, *SERVER_FLAGS, f"--data-dir={tmp_path}") as server:
+        first, ended = respond(server)["id"], "srm_engine_requests_total"
+        before = server.metric(ended, "finished")
+        with (
+            closing(sqlite3.connect(tmp_path / "states.sqlite3", isolation_level=None)) as database,
+            closing(HTTPConnection(urlsplit(server.url).netloc)) as client,
+        ):
+            database.execute("BEGIN IMMEDIATE")
+            body = {"input": "on", **ASKED, "previous_response_id": first}
+            client.request("POST", PATH, json.dumps(body))
+            wait_until(lambda: server.metric(ended, "finished") == before + 2)  # and its state
+            if leaves:
+                client.close()
+                for _ in range(9):  # by then its process has seen that
+                    server.get("/v1/models")
+            else:
+                os.kill(children(server)["api"], signal.SIGKILL)
+                with pytest.raises((ConnectionError, HTTPException)):
+                    client.getresponse()
+            database.execute("COMMIT")
+        wait_until(lambda: is_ready(server))
+        server.wait_until_idle()
+        made = respond(server, previous_response_id=first)
+        assert server.get(f"{PATH}/{made['id']}").json() == made
+        wait_until(lambda: count_stored(tmp_path) == 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of one's own needs root")
+def test_a_full_disk_keeps_responses_and_takes_no_more(long: Path, tmp_path: Path) -> None:
+    with closing(Disk(tmp_path / "disk", 24)) as disk:
+        data = disk.folder / "data"
+        with Server(long, *SERVER_FLAGS, f"--data-dir={data}") as server:
+            first = respond(server)
+            disk.fill()
+            asked = {"previous_response_id": first["id"]}
+            assert "no space is left" in error_of(post(server, **asked), 507)["message"]
+            *_, event, _ = post(server, **asked, stream=True).text.split("\n\n")
+            failed = json.loads(event.partition("data: ")[2])["response"]
+            assert (failed["status"], failed["store"]) == ("failed", False)
+            assert "no space is left" in failed["error"]["message"]
+            assert server.get(f"{PATH}/{first['id']}").json() == first
+            assert respond(server, **asked, store=False)["status"]
+            server.wait_until_idle()
+            disk.free()
+            made = respond(server, **asked)
+            assert server.get(f"{PATH}/{made['id']}").json() == made
+            assert count_stored(data) == 2
+        assert "Traceback" not in "".join(server.lines)
 
 
 def test_a_conversation_goes_on_at_another_server(folders: Path, tmp_path: Path) -> None:

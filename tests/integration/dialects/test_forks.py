@@ -20,8 +20,10 @@ from tests.kit.serving import (
     SERVER_FLAGS,
     Server,
     complete,
+    connect,
     error_of,
     free_port,
+    read_all,
     tries,
     wait_until,
 )
@@ -175,6 +177,19 @@ def test_a_fork_streams_and_its_client_may_leave(servers: tuple[Server, ...]) ->
     whole = complete(server, prompt=[ids], **FORK)["choices"]
     assert [tokens[index] for index in range(3)] == [choice["token_ids"] for choice in whole]
     server.wait_until_idle()
+
+
+def test_a_fork_that_nobody_reads_holds_nothing(servers: tuple[Server, ...]) -> None:
+    server, asked = servers[0], {**FORK, "n": 200, "max_tokens": 40, "ignore_eos": True}
+    with held_stream(server, prompt=[5, 6, 7]) as stream:
+        unread = connect(server, f"{COMPLETIONS}/{stream.id}/fork", prompt=[[8]], **asked)
+        wait_until(lambda: num_sequences(server) == 201)
+    assert len(stream.tokens[0]) == LONG["max_tokens"]  # it has gone on
+    server.wait_until_idle()
+    assert complete(server, max_tokens=3)["choices"]
+    received = read_all(unread)
+    assert received.count(b'"finish_reason":"length"') == 200
+    assert received.rstrip().endswith(b"data: [DONE]\n\n\r\n0")
 
 
 @pytest.mark.parametrize(
