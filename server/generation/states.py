@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import ModelConfig
-from srm.engine.messages import PROMPT, Output, Request, SamplingParams, Status
+from srm.engine.messages import PROMPT, EndRequests, Output, Request, SamplingParams, Status
 from srm.engine.state_file import MOST_HEADER, StateContent, from_file
 from srm.errors import (
     ContextTooLong,
@@ -33,12 +34,14 @@ from srm.errors import (
 from srm.server.errors import Conflict, NotFinite, PreviousNotFound
 from srm.server.generation.engine_request import RequestOwner, state_fields
 from srm.server.generation.prompts import GivenState
-from srm.server.schema.states import DEFAULT_TTL_S
+from srm.server.schema.states import DEFAULT_TTL_S, MAX_TTL_S
 from srm.server.storage.states import StateRecord, StateStore, new_state_id
 from srm.tasks import task_group
 
 _AT_ONCE = 8
 """Most states of one request that are being made."""
+
+_NOTHING = StateContent(b"", b"")
 
 T = TypeVar("T")
 
@@ -57,6 +60,7 @@ class States:
         """`max_bytes`: most bytes of one key's states; 0: no limit."""
         self._store, self._client, self._model = store, client, model
         self._threads, self._max_bytes = threads, max_bytes
+        self.release = store.release
 
     async def make(
         self,
@@ -73,14 +77,44 @@ class States:
         return await self._add(record, made[0])
 
     async def keep(
-        self, id: str, token_ids: bytes, owner: RequestOwner, given: GivenState | None, turn: Raw
+        self,
+        id: str,
+        token_ids: bytes,
+        owner: RequestOwner,
+        given: GivenState | None,
+        turn: Raw,
+        is_pending: bool = False,
     ) -> None:
         """Keep a response of this id, with the state of its tokens; without one if they are more
-        than the context. Raises as `make`."""
+        than the context. One that `is_pending` takes its place, and is dropped if that has ended.
+        Raises as `make`."""
         made = StateContent(token_ids, b""), "", ""
         if len(token_ids) // 4 <= self._model.n_ctx:
             made = await _when_there_is_room(lambda: self._read(token_ids, owner, given))
-        await self._add(self._record(id, owner, *made, turn=turn), made[0])
+        record = self._record(id, owner, *made, turn=turn)
+        if is_pending:
+            await self._run(self._store.add, record, made[0], self._max_bytes, True)
+        else:
+            await self._add(record, made[0])
+
+    async def begin(self, id: str, owner: RequestOwner, turn: Raw) -> None:
+        """Keep that a response is being made here, until `release`. Raises QuotaExceeded and
+        StoreError."""
+        # Whoever makes it may wait for longer than it is kept afterwards.
+        record = self._record(id, owner, _NOTHING, "", "", ttl_s=MAX_TTL_S, turn=turn)
+        await self._add(msgspec.structs.replace(record, is_pending=True), _NOTHING)
+
+    async def end(self, id: str, owner: RequestOwner, turn: Raw) -> None:
+        """Have a response without tokens take the place of a pending one, unless that has ended.
+        Raises StoreError."""
+        record = self._record(id, owner, _NOTHING, "", "", turn=turn)
+        await self._run(self._store.add, record, _NOTHING, 0, True)
+
+    async def stop(self, id: str, owner: RequestOwner) -> None:
+        """Have the engines end the request that this is the name of, whichever process asked."""
+        message = EndRequests(uuid.uuid4().hex, frozenset({id}), owner.share)
+        with suppress(EngineUnavailable):  # what one ran that is away has ended
+            await self._client.control(message)
 
     async def _read(
         self, token_ids: bytes, owner: RequestOwner, given: GivenState | None
@@ -241,6 +275,7 @@ class States:
             await asyncio.wait([adding])  # a thread does not stop
             if not adding.exception():
                 await self._run(self._store.delete, record.id, record.owner)
+                self._store.release(record.id)
             raise
 
     def _status(self) -> Status:

@@ -243,7 +243,12 @@ class Auth:
                 raise
             await errors.srm_error(error)(scope, receive, send)
         finally:
-            body.close()
+            if (entry := CURRENT.get(None)) is None or (task := entry.goes_on) is None:
+                body.close()
+            else:
+                self._draining.tasks.add(task)
+                task.add_done_callback(self._draining.tasks.discard)
+                task.add_done_callback(lambda _: body.close())
 
     def _admit(self, scope: Scope) -> str:
         """Check a request before its body is read; return the name of its key, empty without one.

@@ -6,6 +6,7 @@ machine: 503 with `Retry-After`, and `/ready` says why.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -29,6 +30,10 @@ class Draining:
 
     is_on = False
 
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        """What runs, and a stop waits for."""
+
 
 class DrainingServer(uvicorn.Server):
     """A server that ends, once told to, when nothing runs any more, or after `drain_s`."""
@@ -44,6 +49,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_no_stop)
         self._draining = draining
+        draining.tasks = self.server_state.tasks
         self._drain_s = drain_s
         self._leave = leave
         self._deadline: float | None = None

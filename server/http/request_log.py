@@ -6,6 +6,7 @@ without being handed anything. Holds no prompt and no text.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class LogEntry:
     """Seconds from the completion's start to its first output."""
     not_enforced: str | None = None
     """Places of schemas that are not enforced, as a header has them."""
+    goes_on: asyncio.Task[None] | None = None
+    """What is still done for it when it has been answered, which holds its body."""
     broken_off: int = 0
     """The status of the error that ended a reply already begun; 0 without one."""
 

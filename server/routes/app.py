@@ -113,6 +113,7 @@ def create_app(
             async with beside(show_turns(config.heartbeat_fd)):
                 yield
         finally:
+            await asyncio.gather(*draining.tasks, return_exceptions=True)  # all are cancelled
             await client.close()
             completing.close()
             if template is not None:

@@ -8,12 +8,15 @@ asyncio callers use a thread.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 import shutil
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -75,6 +78,10 @@ class StateRecord(StateObject, frozen=True, kw_only=True):
     digest: str = ""
     turn: Raw | UnsetType = UNSET
     """Of a response: what it is besides its tokens, as JSON."""
+    is_pending: bool = False
+    """Whether it is still being made, and another one is to take its place."""
+    is_lost: bool = False
+    """Whether nobody makes it any more; not kept."""
 
 
 def new_state_id() -> str:
@@ -94,15 +101,32 @@ class StateStore:
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
+        self._held: set[str] = set()
+        """Ids of what this process makes, each with a lock of a byte, which ends with it."""
+        self._locks = -1  # their file; to close it ends them
 
     def close(self) -> None:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
+                os.close(self._locks)
                 self._connection = None
 
-    def add(self, record: StateRecord, content: StateContent, max_bytes: int = 0) -> StateRecord:
-        """Add a state; return the record that is there. Adding the same again changes nothing.
+    def release(self, id: str) -> None:
+        """Say that nothing comes any more of what was added as pending. Does not block."""
+        self._held.discard(id)
+        if self._connection is not None:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _place(id))
+
+    def add(
+        self,
+        record: StateRecord,
+        content: StateContent,
+        max_bytes: int = 0,
+        is_end: bool = False,
+    ) -> StateRecord:
+        """Add a state; return the record that is there. Adding the same again changes nothing. With
+        `is_end` it takes the place of a pending one, and is dropped if that has ended.
 
         Raises QuotaExceeded if its owner would have more than `max_bytes` (0: no limit), Conflict
         if another state has the id.
@@ -112,8 +136,14 @@ class StateStore:
             self._sweep(connection)
             if shutil.disk_usage(self._path.parent).free < _SPARE_BYTES:
                 raise full(self._path.parent)
-            if row := self._row(connection, "record", record.id, record.owner):
-                there = self._decoded(row[0])
+            row = self._row(connection, "record", record.id, record.owner)
+            there = self._decoded(row[0]) if row else None
+            if is_end:
+                if there is None or not there.is_pending:
+                    return record
+                own = record.id, record.owner
+                connection.execute("DELETE FROM states WHERE id = ? AND owner = ?", own)
+            elif there is not None:
                 if there.digest != record.digest:
                     raise Conflict(f"id {record.id!r} is that of another state", "state_id")
                 return there
@@ -131,6 +161,9 @@ class StateStore:
                     *(msgspec.json.encode(record), content.token_ids, content.state),
                 ),
             )
+            if record.is_pending:
+                fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(record.id))
+                self._held.add(record.id)
             return record
 
         return self._run(add, is_writing=True)
@@ -139,10 +172,13 @@ class StateStore:
         """Return an owner's state; None if there is none. Raises StoreError for a damaged one."""
 
         def get(connection: sqlite3.Connection) -> tuple[StateRecord, StateContent] | None:
+            is_held = self._is_held(id)  # before it is read, since it ends before it is released
             row = self._row(connection, "record, token_ids, state", id, owner)
             if row is None:
                 return None
             record, content = self._decoded(row[0]), StateContent(*row[1:])
+            if record.is_pending and not is_held:
+                record = msgspec.structs.replace(record, is_lost=True)
             if content.digest(record.fingerprint, record.arithmetic) != record.digest:
                 raise StoreError(f"state {id} is damaged in {self._path}: delete it")
             return record, content
@@ -187,6 +223,17 @@ class StateStore:
     def bytes_of(self, owner: str) -> int:
         """Return the bytes that an owner's states count for."""
         return self._run(lambda connection: self._used(connection, owner), if_none=lambda: 0)
+
+    def _is_held(self, id: str) -> bool:
+        """Whether a process makes what has this id."""
+        if id in self._held:  # no lock keeps out its own process
+            return True
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, _place(id))
+        except BlockingIOError:
+            return True
+        fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _place(id))
+        return False
 
     def _row(
         self, connection: sqlite3.Connection, columns: str, id: str, owner: str
@@ -243,7 +290,14 @@ class StateStore:
                 connection.executescript(_SCHEMA)
             for name, value in _PRAGMAS.items():
                 connection.execute(f"PRAGMA {name} = {value}")
+            file = self._path.with_name("responses.lock")
+            self._locks = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def _place(id: str) -> int:
+    """Return which byte is locked for an id."""
+    return int.from_bytes(blake2b(id.encode(), digest_size=7).digest(), "little")

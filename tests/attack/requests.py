@@ -85,6 +85,7 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"input": "the cat", "tools": [{"type": "function", "name": "f"}]},
         {"input": "the cat", "max_output_tokens": 9, "store": True, "stream": True},
         {"input": "the cat", "previous_response_id": RESPONSE},
+        {"input": "the cat", "max_output_tokens": 90, "store": True, "background": True},
     ),
     "MessageRequest": (
         {"messages": MESSAGES, "max_tokens": 9},

@@ -64,7 +64,7 @@ class ResponsesFormat(ItemFormat):
         self, generation: Generation, asked: ResponseRequest, calls: Calls | None = None
     ) -> None:
         super().__init__(generation, calls)
-        self._asked = asked
+        self.asked = asked
         self._num_events = 0
         self.wants_tokens = bool(asked.store)  # so that no event is made without its parts
         self.sampled = bytearray()
@@ -168,7 +168,7 @@ class ResponsesFormat(ItemFormat):
 
     def _response(self, status: Status, **fields: Any) -> Response:
         """Return the response so far."""
-        asked = self._asked
+        asked = self.asked
         effort = None if asked.reasoning is None else asked.reasoning.effort
         same: dict[str, Any] = {
             name: getattr(asked, name)

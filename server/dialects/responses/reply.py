@@ -66,9 +66,9 @@ class Response(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     """Unix time in seconds."""
-    status: Status
+    status: Status | Literal["cancelled"]
     error: ResponseError | None = None
-    """Why it failed, which only the last event of a stream says."""
+    """Why it failed, which the last event of a stream says, and what was made in the background."""
     incomplete_details: IncompleteDetails | None = None
     """Why it is incomplete."""
     instructions: str | None
@@ -88,7 +88,7 @@ class Response(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
-    background: bool = False
+    background: bool
     service_tier: Literal["default"] = "default"
     usage: ResponseUsage | None = None
     """Null until it has ended."""

@@ -105,7 +105,6 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
     successors: ClassVar = {
         **dict.fromkeys(ChatRequest.__struct_encode_fields__, "POST /v1/chat/completions has it"),
         "conversation": "previous_response_id goes on from a response",
-        "background": "POST /v1/batches runs requests in the background",
         "prompt": "prompts are not stored: send instructions and input",
         "truncation": "POST /v1/chat/completions has truncate_prompt_tokens",
         "max_tool_calls": "no tool is called here",
@@ -143,6 +142,8 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
     """Accepted and not used: usage is in the last event, and events are not padded."""
     store: bool | None = None
     """Store the response for a day, to be asked for and gone on from."""
+    background: bool = False
+    """Answer at once, and make the response meanwhile; only with `store`."""
     previous_response_id: (
         Annotated[str, Meta(description="the id of a response that was stored")] | None
     ) = None
@@ -218,6 +219,12 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
     def check(self) -> None:
         if self.stream_options is not None and self.stream_options.continuous_usage_stats:
             raise refused(ResponseRequest, "stream_options", self.stream_options)
+        if self.background and (self.stream or not self.store):
+            raise InvalidRequest(
+                "background = true is allowed only with store = true and without stream: GET asks "
+                "for the response",
+                "background",
+            )
         if self.top_logprobs and LOGPROBS not in self.include:
             raise InvalidRequest(
                 f'top_logprobs = {self.top_logprobs} is allowed only with include = ["{LOGPROBS}"]',

@@ -226,7 +226,7 @@ ITEM = {"type": "reasoning", "summary": []}
 OF_RESPONSES: list[tuple[Fields, str, str]] = [
     ({"previous_response_id": 1}, "previous_response_id", "the id of a response"),
     ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
-    ({"background": True}, "background", "POST /v1/batches"),
+    ({"background": True}, "background", "only with store = true"),
     ({"n": 2}, "n", "POST /v1/chat/completions makes many"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "POST /v1/chat/completions has it"),
     ({"logprob_token_ids": [5]}, "logprob_token_ids", "POST /v1/chat/completions has it"),

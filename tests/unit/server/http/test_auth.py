@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from srm.server.http.auth import TOO_MANY_CONNECTIONS, Auth
 from srm.server.http.cors import Cors, is_loopback
 from srm.server.http.draining import Draining
 from srm.server.http.keys import ApiKey, Keys
+from srm.server.http.request_log import CURRENT
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.routes.app import OPERATIONS
 from srm.server.wiring import ServerWiring
@@ -271,3 +273,25 @@ async def test_named_origins_may_use_every_method_of_a_route() -> None:
     reply = await ask("GET", "/v1/models", keys=KEYS, **named, headers={"origin": STRANGER})
     assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (401, STRANGER)
     assert "access-control-allow-origin" not in (await ask(keys=KEYS, **named)).headers
+
+
+async def test_a_body_is_held_as_long_as_what_goes_on() -> None:
+    draining, over = Draining(), asyncio.Event()
+
+    async def go_on() -> None:
+        await over.wait()
+
+    async def begin(scope: Scope, receive: Receive, send: Send) -> None:
+        await _read(scope, receive, send)
+        CURRENT.get().goes_on = asyncio.create_task(go_on())
+
+    guard = Auth(begin, ServerWiring(), NO_KEYS, lambda: 1, draining)
+    transport = httpx.ASGITransport(RequestMiddleware(guard), client=(HERE, 1234))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        for _ in range(2):
+            assert (await client.post(COMPLETIONS, content=b"{}")).text == "passed"
+    assert (guard.intake.held_bytes, len(draining.tasks)) == (4, 2)
+    over.set()
+    await asyncio.gather(*draining.tasks)
+    await asyncio.sleep(0)  # what is called when they are done
+    assert (guard.intake.held_bytes, len(draining.tasks)) == (0, 0)

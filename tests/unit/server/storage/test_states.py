@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from srm.errors import StoreError, StoreFull
 from srm.server.errors import Conflict, QuotaExceeded
 from srm.server.storage.states import StateRecord, StateStore, new_state_id
 from tests.attack.damage import Disk
+from tests.kit.serving import ROOT
 
 NOW = 1_000_000
 
@@ -210,3 +214,66 @@ def test_damage_is_said_and_nothing_else_is_lost(made: Made) -> None:
         connection.execute("PRAGMA user_version = 2")
     with pytest.raises(StoreError, match="has version 2 and this program knows 1"):
         made.store.list("", 9)
+
+
+def pending_of(record: StateRecord, id: str) -> tuple[StateRecord, StateContent]:
+    nothing = StateContent(b"", b"")
+    pending = msgspec.structs.replace(
+        record, id=id, is_pending=True, num_bytes=ROW_BYTES, num_tokens=0, fingerprint="",
+        arithmetic="", digest=nothing.digest("", ""),
+    )  # fmt: skip
+    return pending, nothing
+
+
+def test_what_is_pending_ends_once(made: Made) -> None:
+    content, record = StateContent(b"\1\0\0\0" * 2, bytes(40)), made.add()
+    pending, nothing = pending_of(record, f"resp_{'0' * 32}")
+    whole = msgspec.structs.replace(record, id=pending.id)
+    made.store.add(whole, content, is_end=True)  # it was never there, or was deleted
+    assert made.store.get(pending.id, "") is None
+    made.store.add(pending, nothing)
+    limit = made.store.bytes_of("") - ROW_BYTES + whole.num_bytes
+    with pytest.raises(QuotaExceeded):
+        made.store.add(whole, content, limit - 1, is_end=True)
+    assert made.store.get(pending.id, "") == (pending, nothing)
+    made.store.add(whole, content, limit, is_end=True)
+    made.store.add(msgspec.structs.replace(pending, is_pending=False), nothing, is_end=True)
+    assert made.store.get(pending.id, "") == (whole, content)
+    assert made.store.bytes_of("") == record.num_bytes + whole.num_bytes
+
+
+HOLDER = """
+import sys; from pathlib import Path; import msgspec
+from srm.server.storage.states import StateContent, StateRecord, StateStore
+store = StateStore(Path(sys.argv[1]))
+for text in sys.argv[2:]:
+    record = msgspec.json.decode(text, type=StateRecord)
+    store.add(record, StateContent(b"", b""))
+store.release(record.id)
+print("held", flush=True); sys.stdin.read()
+"""
+
+
+def test_what_is_pending_is_lost_with_its_process(made: Made) -> None:
+    made.clock.now = time.time()  # that of the other process
+    record = msgspec.structs.replace(made.add(), expires_at=int(made.clock.now) + 9_999)
+    items = [pending_of(record, new_state_id())[0] for _ in range(3)]
+    made.store.add(items[0], StateContent(b"", b""))
+
+    def are_lost() -> list[bool]:
+        there = [made.store.get(item.id, "") for item in items]
+        return [pair is None or pair[0].is_lost for pair in there]
+
+    texts = [msgspec.json.encode(item).decode() for item in items[1:]]
+    arguments = [sys.executable, "-c", HOLDER, str(made.folder), *texts]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, cwd=ROOT, stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        assert are_lost() == are_lost() == [False, False, True]  # to look holds nothing
+        holder.kill()
+        holder.wait()
+    assert are_lost() == [False, True, True]
+    made.store.release(items[0].id)
+    assert are_lost() == [True] * 3
+    made.store.close()
+    made.store.release(items[0].id)  # by what ends after it
