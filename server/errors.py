@@ -194,7 +194,7 @@ async def framework_error(request: Request, error: Exception) -> Response:
     kind = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
     path = cut(request.url.path, _SHOWN_PATH)
     message = f"{error.detail}: {cut(request.method, _SHOWN_PATH)} {path}"
-    if status == HTTPStatus.NOT_FOUND and (way := here(request.url.path)):
+    if way := here(request.url.path):
         message += f": {way}"
     elif status == HTTPStatus.NOT_FOUND and (meant := _path_meant(request)):
         message += f"; did you mean {meant}?"

@@ -301,5 +301,7 @@ def _is_of(field: str, id: str) -> bool:
 
 def _not_found(id: str, field: str) -> RequestError:
     kind = "state" if field == "state" else "response"
-    error = PreviousNotFound if field == "previous_response_id" else NotFound
-    return error(f"there is no {kind} {id[:80]!r}", field)
+    message = f"there is no {kind} {id[:80]!r}"
+    if field == "previous_response_id":
+        return PreviousNotFound(f"{message}: only those made with store = true are kept", field)
+    return NotFound(message, field)

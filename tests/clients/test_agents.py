@@ -50,6 +50,31 @@ def test_openai_agents(demo: Server, printed: Printed, noted: Noted) -> None:
     check(printed("openai_agents", demo.url), "openai-agents", noted)
 
 
+def test_turns_of_openai_agents(demo: Server, printed: Printed, noted: Noted) -> None:
+    """Those of a session are sent whole, and others go on from what is stored."""
+    result = printed("openai_sessions", demo.url)
+    assert result["full"][0] == "context_length_exceeded" and result["full"][1] > 20
+    assert len(result["session"]["answers"]) == 4
+    for way in ("session", "streamed session", "chained", "streamed chain"):
+        assert result[way]["answers"] == result["session"]["answers"]
+    for way in ("chained", "streamed chain"):
+        usages = result[way]["usages"]
+        assert all(usages[i + 1][1] >= usages[i][0] - 1 for i in range(3))  # all is kept
+    noted("openai-agents", "`SQLiteSession`, four turns", "`SQLiteSession`, four turns, streamed")
+    noted("openai-agents", "`auto_previous_response_id` with `store=True`, four turns")
+
+
+def test_turns_with_tools(long_demo: Server, printed: Printed, noted: Noted) -> None:
+    result = printed("openai_sessions", long_demo.url, "tool")
+    for made in result.values():
+        assert made["kinds"] == ["tool_call_item", "tool_call_output_item", "message_output_item"]
+        assert len(made["usages"]) == 8 and all(made["answers"])
+    noted(
+        "openai-agents", "`SQLiteSession`, four turns with a tool each, a context of 4,096 tokens"
+    )
+    noted("openai-agents", "`auto_previous_response_id`, four turns with a tool each, the same")
+
+
 def test_openai_agents_of_node(demo: Server, printed_by_node: Printed, noted: Noted) -> None:
     check(printed_by_node("agents_sdk", demo.url), "@openai/agents", noted)
 

@@ -58,3 +58,5 @@ def test_openais_responses(demo: Server, printed: Printed, noted: Noted) -> None
     noted("openai", "`responses.parse(text_format=…)`", "`responses.parse(tools=…)`")
     noted("openai", "`responses.create(previous_response_id=…)`")
     noted("openai", "`responses.retrieve`", "`responses.delete`")
+    assert result["background"] == ["in_progress", "completed", result["whole"]]
+    noted("openai", "`responses.create(background=True)`", "`responses.cancel`")

@@ -43,7 +43,6 @@ from srm.server.http.request_log import CURRENT
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.validation import Fields, from_text
-from srm.server.storage.states import StateRecord
 from srm.server.text.text import Text
 
 log = logging.getLogger(__name__)
@@ -216,41 +215,37 @@ async def make_in_background(
 def add_routes(router: Router, states: States) -> None:
     """Add the routes of responses that were stored."""
 
-    async def stored(id: str) -> StateRecord:
+    async def stored(id: str) -> tuple[bytes, bool]:
+        """Return a response as it is by now, and whether it is being made."""
         record, _ = await states.get(id, of_current_request(), "response_id")
-        return record
+        reply = bytes(_decode_turn(record.turn or b"").reply)
+        if not record.is_lost:
+            return reply, record.is_pending
+        lost = EngineUnavailable("the process that made it has ended, or could not store it")
+        return _ended(reply, "failed", errors.body_of(lost)), False
 
     @router.get("/v1/responses/{response_id}")
     async def get_response(response_id: str, request: Request) -> HttpResponse:
         from_text(ResponseQuery, request.query_params.multi_items())
-        return json_reply(_reply(await stored(response_id)))
+        reply, _ = await stored(response_id)
+        return json_reply(reply)
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(response_id: str) -> HttpResponse:
-        record, owner = await stored(response_id), of_current_request()
+        (_, is_made), owner = await stored(response_id), of_current_request()
         await states.delete(response_id, owner, "response_id")
-        if record.is_pending:
+        if is_made:
             await states.stop(response_id, owner)
         return json_reply(ResponseDeleted(id=response_id))
 
     @router.post("/v1/responses/{response_id}/cancel")
     async def cancel_response(response_id: str) -> HttpResponse:
-        record, owner = await stored(response_id), of_current_request()
-        if record.is_pending and not record.is_lost:
-            cancelled = _ended(_reply(record), "cancelled")
-            await states.end(response_id, owner, _turn(cancelled))
+        (reply, is_made), owner = await stored(response_id), of_current_request()
+        if is_made:
+            await states.end(response_id, owner, _turn(_ended(reply, "cancelled")))
             await states.stop(response_id, owner)
-            record = await stored(response_id)  # which may have been made meanwhile
-        return json_reply(_reply(record))
-
-
-def _reply(record: StateRecord) -> bytes:
-    """Return a response as it is by now."""
-    reply = _decode_turn(record.turn or b"").reply
-    if not record.is_lost:
-        return bytes(reply)
-    lost = EngineUnavailable("the process that made it has ended, or could not store it")
-    return _ended(reply, "failed", errors.body_of(lost))
+            reply, _ = await stored(response_id)  # which may have been made meanwhile
+        return json_reply(reply)
 
 
 def _turn(reply: bytes) -> Raw:

@@ -5,6 +5,7 @@ Argument: the URL.
 
 import json
 import sys
+import time
 from typing import Annotated, Any
 
 import openai
@@ -35,6 +36,12 @@ tools = [openai.pydantic_function_tool(Add)]
     input=QUESTION, tools=tools, tool_choice="required", **asked
 ).output
 assert call.type == "function_call" and isinstance(call.parsed_arguments, Add)
+begun = client.responses.create(input=QUESTION, store=True, background=True, **asked)
+made = begun
+while made.status in {"queued", "in_progress"}:
+    time.sleep(0.05)
+    made = client.responses.retrieve(begun.id)
+assert client.responses.cancel(begun.id) == made
 refusals = []
 try:
     client.responses.create(input=QUESTION, background=True, **asked)
@@ -48,6 +55,7 @@ print(
         {
             "whole": whole.output_text,
             "stored": whole.store,
+            "background": [begun.status, made.status, made.output_text],
             "streamed": streamed.output_text,
             "kinds": kinds,
             "second": client.responses.create(input=turns, **asked).output_text,

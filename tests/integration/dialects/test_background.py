@@ -63,9 +63,10 @@ def ended(server: Server, response: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_it_is_in_progress_until_it_is_made(server: Server) -> None:
-    calls = {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 40}
+    short: dict[str, Any] = {"max_output_tokens": 9}
+    calls: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 40}
     with held(server.folder):
-        begun = [post(server, max_output_tokens=9), post(server, **calls)]
+        begun = [post(server, **short), post(server, **calls)]
         for response in begun * 4:
             assert get(server, response) == response and response["output"] == []
         body = {**ASKED, "previous_response_id": begun[0]["id"]}
@@ -73,7 +74,7 @@ def test_it_is_in_progress_until_it_is_made(server: Server) -> None:
         assert error["param"] == "previous_response_id" and "GET /v1/responses" in error["message"]
     made = [ended(server, response) for response in begun]
     assert [response["status"] for response in made] == ["incomplete", "completed"]
-    for response, first, fields in zip(made, begun, ({"max_output_tokens": 9}, calls), strict=True):
+    for response, first, fields in zip(made, begun, (short, calls), strict=True):
         expected = server.http.post(PATH, json={**ASKED, **fields}).json()
         own = {"id", "created_at", "output", "background", "usage"}
         assert all(response[name] == expected[name] for name in expected.keys() - own)
@@ -193,7 +194,7 @@ def test_it_has_failed_once_its_process_is_killed(text_model: Path, tmp_path: Pa
         server.process.kill()
         server.wait()
     with Server(text_model, *flags) as server:
-        assert [get(server, response)["status"] for response in begun] == ["failed"] * 3
+        assert [ended(server, response)["status"] for response in begun] == ["failed"] * 3
         assert get(server, begun[0]) == failed[0]
         assert server.http.delete(f"{PATH}/{begun[0]['id']}").json()["deleted"]
         assert count_stored(tmp_path) == 2

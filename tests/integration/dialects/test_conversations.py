@@ -42,6 +42,8 @@ PATH = "/v1/responses"
 SCORES = ["message.output_text.logprobs"]
 ASKED: dict[str, Any] = {"max_output_tokens": 4, "seed": 5, "store": True, "include": SCORES}
 UNKNOWN = f"resp_{'0' * 32}"
+KEPT = ": only those made with store = true are kept"
+"""What `previous_response_id` says besides."""
 END = "<|end_of_text|>\nuser: the cat\nassistant:"
 TOOL = {
     **{"type": "function", "name": "f"},
@@ -187,8 +189,18 @@ def test_what_is_not_there_is_named(server: Server, method: str) -> None:
             reply, named = server.http.request(method, f"{PATH}/{id}"), "response_id"
         error = error_of(reply, 400 if method == "POST" else 404)
         assert error["code"] == ("previous_response_not_found" if method == "POST" else "not_found")
-        assert (error["param"], error["message"]) == (named, f"there is no response {id!r}")
+        assert (error["param"], error["message"]) == (
+            *(named, f"there is no response {id!r}" + KEPT * (method == "POST")),
+        )
     assert server.http.delete(f"/v1/states/{state}").is_success
+
+
+def test_what_agents_of_openai_ask_besides_is_said_to_be_elsewhere(server: Server) -> None:
+    for path, status, words in (
+        ("/v1/conversations", 404, "previous_response_id of POST /v1/responses"),
+        (f"{PATH}/compact", 405, "no turn is dropped here"),
+    ):
+        assert words in error_of(server.http.post(path, json={}), status)["message"]
 
 
 def test_a_response_is_no_state_of_the_list(server: Server) -> None:
@@ -231,7 +243,8 @@ def test_keys_have_responses_of_their_own_up_to_their_quota(long: Path, tmp_path
             (server.http.delete(f"{PATH}/{id}", headers=b), 404),
             (server.http.post(PATH, json=body | {"previous_response_id": id}, headers=b), 400),
         ):
-            assert error_of(reply, status)["message"] == f"there is no response {id!r}"
+            message = f"there is no response {id!r}" + KEPT * (status == 400)
+            assert error_of(reply, status)["message"] == message
         while (reply := server.http.post(PATH, json=body, headers=a)).is_success:
             pass
         assert "max_state_bytes = 8000" in error_of(reply, 403)["message"]
@@ -373,5 +386,5 @@ def test_a_line_goes_on_from_a_response_and_stores_none(server: Server) -> None:
     assert scores_of(output[0]) == scores_of(respond(server, **asked))
     assert {body["error"]["message"] for body in errors} == {
         "store = true is not for lines of a batch",
-        f"there is no response {UNKNOWN!r}",
+        f"there is no response {UNKNOWN!r}{KEPT}",
     }
