@@ -17,11 +17,16 @@ import pytest
 from fastapi import FastAPI
 from msgspec import Raw
 
+from srm.engine.client.client import EngineClient
 from srm.errors import StoreFull
 from srm.server.dialects.responses.endpoint import Turn, add_routes, make_in_background
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.states import States
+from srm.server.http.draining import Draining
+from srm.server.routes.app import create_app
 from srm.server.storage.states import StateStore
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 from tests.kit.engines.numpy_runner import TINY
 
 ID, OWNER = f"resp_{'0' * 32}", RequestOwner()
@@ -107,3 +112,19 @@ async def test_what_cannot_begin_is_refused(
     with pytest.raises(StoreFull):
         await begun(states, None)
     assert store.get(ID, "") is None
+
+
+async def test_what_it_needs_is_closed_after_it(text: Text, tmp_path: Path) -> None:
+    client, draining = EngineClient("tcp://127.0.0.1:1"), Draining()
+    config = ServerWiring(data_dir=str(tmp_path))
+    app = create_app(config, client, text, draining=draining)
+    is_closed: list[bool] = []
+
+    async def end() -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        is_closed.append(client.is_closed)
+
+    async with app.router.lifespan_context(app):
+        draining.tasks.add(asyncio.create_task(end()))
+    assert is_closed == [False]
