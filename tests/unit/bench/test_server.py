@@ -44,7 +44,7 @@ def test_both_servers_are_sent_the_same_bursts(way: str) -> None:
     assert row.startswith(f"| 2 × 1 | whole{way and ', ' + way} | ")
 
 
-def vars_of(config: AgainstConfig) -> dict[str, object]:
+def vars_of(config: AgainstConfig | ForksConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
