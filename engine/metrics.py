@@ -27,20 +27,15 @@ _LATENCY_SECONDS = (
     *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50),
     *(60, 120, 240, 480, 960, 1920, 7680, 30720),
 )
-_FIRST_TOKEN_SECONDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
 _TOKEN_SECONDS = (
     *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
     *(0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
-_COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
 
 _gauge = partial(Gauge, multiprocess_mode="livemostrecent")
 _seconds = partial(Histogram, buckets=_LATENCY_SECONDS)
 _token_seconds = partial(Histogram, buckets=_TOKEN_SECONDS)
-_counts = partial(Histogram, buckets=_COUNTS)
+_counts = partial(Histogram, buckets=metrics_memory.COUNTS)
 
 
 def _labelled(name: str, meaning: str, label: str, values: tuple[str, ...]) -> Counter:
@@ -176,7 +171,7 @@ STEP_TOKENS = Histogram(
 FIRST_TOKEN_SECONDS = Histogram(
     "srm_engine_time_to_first_token_seconds",
     "From a request's arrival to the first token, of each sequence.",
-    buckets=_FIRST_TOKEN_SECONDS,
+    buckets=metrics_memory.FIRST_TOKEN_SECONDS,
 )
 INTER_TOKEN_SECONDS = _token_seconds(
     "srm_engine_inter_token_latency_seconds",

@@ -36,6 +36,12 @@ STARTING_SINCE, COMPILING = "srm_engine_starting_since_seconds", "srm_engine_com
 """Gauges by which API processes see what an engine does that does not answer yet."""
 COMPILES = "compiling the graph (once per model and machine, usually 30 to 240 s)"
 """Text of `/ready` and of 503 replies while the gauge `COMPILING` is set."""
+FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+"""Bounds of histograms that engine and API processes have."""
 _UNIT = 8  # bytes of a number: all places are whole ones
 _SIZES = struct.Struct("<q")
 
