@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from inspect import isawaitable
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -21,7 +23,8 @@ from srm.errors import SRMError
 from srm.server import errors
 from srm.server.http import request_log
 from srm.server.http.bodies import json_reply, read_body
-from srm.server.schema.openapi import Router
+from srm.server.schema.openapi import Operation, Router
+from srm.server.schema.validation import Fields, from_text
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +55,7 @@ class WhileConnected(Response):
         gone = asyncio.create_task(until_gone(receive))
         gone.add_done_callback(leave)
         try:
-            made = await self._make()
-            response = made if isinstance(made, Response) else json_reply(made)
-            await response(scope, receive, send)
+            await _as_response(await self._make())(scope, receive, send)
         except asyncio.CancelledError:  # which a stop of the server sends too
             if not has_left:
                 raise
@@ -68,20 +69,39 @@ class WhileConnected(Response):
             raise ClientDisconnect
 
 
-def add_body_route(
+def _as_response(made: Response | msgspec.Struct) -> Response:
+    return made if isinstance(made, Response) else json_reply(made)
+
+
+def add_operations(
     router: Router,
-    path: str,
-    action: Callable[..., Awaitable[Response | msgspec.Struct]],
-    max_body_bytes: int,
+    operations: Iterable[Operation],
+    actions: Iterable[Callable[..., Any]],
+    max_body_bytes: int = 0,
 ) -> None:
-    """Add a POST that has an action answer its body, while the client waits. The action is also
-    given the parameters of the path, by their names."""
+    """Add the routes of these operations; an action answers each, by a Response or the struct of
+    its JSON. It is given the parameters of the path by their names, behind the body, a query, or
+    the Request of a form. With a body it works while the client waits."""
+    for operation, action in zip(operations, actions, strict=True):
+        route = _route(operation, action, max_body_bytes)
+        router.add_api_route(operation.path, route, methods=[operation.method])
 
+
+def _route(
+    operation: Operation, action: Callable[..., Any], max_body_bytes: int
+) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-        return WhileConnected(partial(action, body, **request.path_params))
+        if operation.body is not None:
+            body = await read_body(request, max_body_bytes)
+            return WhileConnected(partial(action, body, **request.path_params))
+        given: list[Any] = [request] if operation.form is not None else []
+        if operation.query is not None:
+            query = cast(type[Fields], operation.query)
+            given.append(from_text(query, request.query_params.multi_items()))
+        made = action(*given, **request.path_params)
+        return _as_response(await made if isawaitable(made) else made)
 
-    router.add_api_route(path, answer, methods=["POST"])
+    return answer
 
 
 async def until_gone(receive: Receive) -> None:

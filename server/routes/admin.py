@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Annotated, TypeVar, get_args
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import UNSET, Meta, UnsetType
-from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import Done, Running
 from srm.errors import CheckpointError, InvalidRequest, SwapInProgress
 from srm.server.config import ServerConfig
-from srm.server.http.bodies import json_reply
-from srm.server.http.responses import add_body_route
-from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.http.responses import add_operations
+from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.validation import Fields, checked, given_fields, require, show
 from srm.server.text.tokenizer_files import chat_template, special_tokens
 from srm.tokenizer_file import read_tokenizer
@@ -219,15 +216,7 @@ def _reply(kind: type[_Reply], done: Done, **more: str) -> _Reply:
     return msgspec.convert({**done.detail, **more}, kind)
 
 
-def add_routes(router: APIRouter, admin: Admin) -> None:
+def add_routes(router: Router, admin: Admin) -> None:
     """Add the routes of this module."""
-
-    add_body_route(router, "/v1/admin/weights", admin.load_weights, MAX_BODY_BYTES)
-
-    @router.post("/v1/admin/snapshot")
-    async def snapshot() -> Response:
-        return json_reply(await admin.snapshot())
-
-    @router.get("/v1/admin/state")
-    async def state() -> Response:
-        return json_reply(admin.state())
+    actions = (admin.load_weights, admin.snapshot, admin.state)
+    add_operations(router, OPERATIONS, actions, MAX_BODY_BYTES)

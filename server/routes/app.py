@@ -38,7 +38,7 @@ from srm.server.http.cors import Cors
 from srm.server.http.draining import Draining
 from srm.server.http.keys import Keys, check_limits, load_keys
 from srm.server.http.request_middleware import RequestMiddleware
-from srm.server.http.responses import add_body_route
+from srm.server.http.responses import add_operations
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
@@ -147,11 +147,12 @@ def create_app(
     generating = [endpoint.route(config.max_body_bytes) for endpoint in made[1:]]
     router = app.router
     router.routes += generating
-    add_body_route(router, completions.FORK_PATH, completing.fork, config.max_body_bytes)
+    most = config.max_body_bytes
+    add_operations(router, completions.OPERATIONS[1:], [completing.fork], most)
+    add_operations(router, messages.OPERATIONS[1:], [made.messages.count], most)
     tokenizing = tokenize.Tokenizing(text, served, template)
     tokenize.add_routes(router, tokenizing, config.max_body_bytes)
     render.add_routes(router, chatting.start, completing.start, config.max_body_bytes)
-    add_body_route(router, messages.COUNT_PATH, made.messages.count, config.max_body_bytes)
     Files = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     files.add_routes(router, Files)

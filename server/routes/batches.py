@@ -5,26 +5,26 @@ Jobs are recorded here and run elsewhere. A key sees its own batches alone.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, get_args
 
 import msgspec
-from fastapi import APIRouter, Request
 from msgspec import Meta
-from starlette.responses import Response
 
 from srm.engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from srm.errors import InvalidRequest, NotFound
 from srm.memory import read_text
 from srm.server.errors import BatchesUnavailable, Conflict
 from srm.server.generation.engine_request import of_current_request
-from srm.server.http.bodies import json_reply, parsed, read_body
+from srm.server.http.bodies import parsed
+from srm.server.http.responses import add_operations
 from srm.server.routes.files import Anchor, Seconds, ThreadedStore
-from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.sampling_fields import Metadata
-from srm.server.schema.validation import Fields, checked, from_text, given_fields, refused, require
+from srm.server.schema.validation import Fields, checked, given_fields, refused, require
 from srm.server.storage import batch_replies as replies
 from srm.server.storage.records import WINDOW, BatchRecord, LineError, Url, new_batch_id
 from srm.server.storage.store import Store
@@ -150,7 +150,8 @@ class Batches(ThreadedStore):
             priority=asked.priority,
             output_expires_after=expiry.seconds if expiry else None,
         )
-        await self._run(self._store.add_batch, record, self._config.max_batches)
+        adding = self._run(self._store.add_batch, record, self._config.max_batches)
+        await asyncio.shield(adding)  # whoever asked may leave
         return replies.batch(record)
 
     async def list(self, query: BatchQuery) -> replies.BatchList:
@@ -161,25 +162,25 @@ class Batches(ThreadedStore):
             raise InvalidRequest(f"after = {query.after!r:.80} is none of your batches", "after")
         return replies.batch_list([self._explain(record) for record in records], query.limit)
 
-    async def get(self, id: str) -> replies.Batch:
+    async def get(self, batch_id: str) -> replies.Batch:
         """Raises NotFound and StoreError."""
-        record = await self._run(self._store.get_batch, id, of_current_request().share)
+        record = await self._run(self._store.get_batch, batch_id, of_current_request().share)
         if record is None:
-            raise NotFound(f"there is no batch {id[:80]!r}", "batch_id")
+            raise NotFound(f"there is no batch {batch_id[:80]!r}", "batch_id")
         return replies.batch(self._explain(record))
 
-    async def cancel(self, id: str) -> replies.Batch:
+    async def cancel(self, batch_id: str) -> replies.Batch:
         """Raises NotFound, StoreError, and Conflict for a batch that is past stopping."""
-        await self.get(id)
+        await self.get(batch_id)
         cancelling = partial(
-            self._store.change_batch, id, ("validating", "in_progress"), status="cancelling"
+            self._store.change_batch, batch_id, ("validating", "in_progress"), status="cancelling"
         )
         record = await self._run(cancelling)
         if record is not None:
             return replies.batch(record)
-        batch = await self.get(id)
+        batch = await self.get(batch_id)
         if batch.status not in {"cancelling", "cancelled"}:
-            raise Conflict(f"batch {id} is {batch.status}: it cannot be cancelled any more")
+            raise Conflict(f"batch {batch_id} is {batch.status}: it cannot be cancelled any more")
         return batch
 
     def _explain(self, record: BatchRecord) -> BatchRecord:
@@ -205,23 +206,7 @@ def parse_batch(body: bytes) -> BatchRequest:
     return checked(BatchRequest, given, {}, {})
 
 
-def add_routes(router: APIRouter, batches: Batches, max_body_bytes: int) -> None:
+def add_routes(router: Router, batches: Batches, max_body_bytes: int) -> None:
     """Add the routes of this module."""
-
-    @router.post("/v1/batches")
-    async def create_batch(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-        return json_reply(await batches.create(body))
-
-    @router.get("/v1/batches")
-    async def list_batches(request: Request) -> Response:
-        query = from_text(BatchQuery, request.query_params.multi_items())
-        return json_reply(await batches.list(query))
-
-    @router.get("/v1/batches/{batch_id}")
-    async def get_batch(batch_id: str) -> Response:
-        return json_reply(await batches.get(batch_id))
-
-    @router.post("/v1/batches/{batch_id}/cancel")
-    async def cancel_batch(batch_id: str) -> Response:
-        return json_reply(await batches.cancel(batch_id))
+    actions = (batches.create, batches.list, batches.get, batches.cancel)
+    add_operations(router, OPERATIONS, actions, max_body_bytes)

@@ -13,15 +13,14 @@ from functools import partial
 from typing import Annotated, BinaryIO, Literal, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request
 from msgspec import Meta
+from starlette.requests import Request
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest, NotFound
 from srm.server.generation.engine_request import of_current_request
-from srm.server.http.bodies import json_reply
-from srm.server.http.responses import WhileConnected
-from srm.server.schema.openapi import Operation
+from srm.server.http.responses import WhileConnected, add_operations
+from srm.server.schema.openapi import Operation, Router
 from srm.server.schema.validation import Fields, from_text
 from srm.server.storage import batch_replies as replies
 from srm.server.storage.database import translated
@@ -155,22 +154,28 @@ class Files(ThreadedStore):
             raise InvalidRequest(f"after = {query.after!r:.80} is none of your files", "after")
         return replies.file_list(records, query.limit)
 
-    async def get(self, id: str) -> FileRecord:
+    async def get(self, file_id: str) -> replies.FileObject:
         """Raises NotFound and StoreError."""
+        return replies.file_object(await self._find(file_id))
+
+    async def _find(self, id: str) -> FileRecord:
         record = await self._run(self._store.get_file, id, of_current_request().share)
         if record is None:
             raise _not_found(id)
         return record
 
-    async def delete(self, id: str) -> replies.FileDeleted:
+    async def delete(self, file_id: str) -> replies.FileDeleted:
         """Raises NotFound, Conflict and StoreError."""
-        if not await self._run(self._store.delete_file, id, of_current_request().share):
-            raise _not_found(id)
-        return replies.FileDeleted(id=id)
+        if not await self._run(self._store.delete_file, file_id, of_current_request().share):
+            raise _not_found(file_id)
+        return replies.FileDeleted(id=file_id)
 
-    async def content(self, id: str) -> Download:
+    async def content(self, file_id: str) -> Response:
         """Raises NotFound and StoreError."""
-        record = await self.get(id)
+        return WhileConnected(lambda: self._download(file_id))
+
+    async def _download(self, id: str) -> Download:
+        record = await self._find(id)
         file = await self._run(self._open, id)
         return Download(file, record.num_bytes, id, record.filename, self._threads)
 
@@ -187,26 +192,7 @@ def _not_found(id: str) -> NotFound:
     return NotFound(f"there is no file {id[:80]!r}", "file_id")
 
 
-def add_routes(router: APIRouter, files: Files) -> None:
+def add_routes(router: Router, files: Files) -> None:
     """Add the routes of this module."""
-
-    @router.post("/v1/files")
-    async def upload(request: Request) -> Response:
-        return json_reply(await files.upload(request))
-
-    @router.get("/v1/files")
-    async def list_files(request: Request) -> Response:
-        query = from_text(FileQuery, request.query_params.multi_items())
-        return json_reply(await files.list(query))
-
-    @router.get("/v1/files/{file_id}")
-    async def get_file(file_id: str) -> Response:
-        return json_reply(replies.file_object(await files.get(file_id)))
-
-    @router.delete("/v1/files/{file_id}")
-    async def delete_file(file_id: str) -> Response:
-        return json_reply(await files.delete(file_id))
-
-    @router.get("/v1/files/{file_id}/content")
-    async def content(file_id: str) -> Response:
-        return WhileConnected(lambda: files.content(file_id))
+    actions = (files.upload, files.list, files.get, files.delete, files.content)
+    add_operations(router, OPERATIONS, actions)

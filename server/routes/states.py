@@ -24,7 +24,7 @@ from srm.server.generation.prompts import encode_prompts
 from srm.server.generation.states import States
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.request_log import CURRENT
-from srm.server.http.responses import add_body_route
+from srm.server.http.responses import add_operations
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import TokenIds
 from srm.server.schema.openapi import BodySchema, Operation
@@ -38,7 +38,7 @@ from srm.server.schema.states import (
     StateQuery,
     prompt_of,
 )
-from srm.server.schema.validation import checked, from_text, given_fields, naming
+from srm.server.schema.validation import checked, given_fields, naming
 from srm.server.storage.batch_replies import listed
 from srm.server.storage.states import StateRecord
 from srm.server.text.chat_template import ChatTemplate
@@ -125,23 +125,20 @@ def add_routes(
             entry.account.charge(record.num_tokens)
         return _object(record)
 
-    add_body_route(router, "/v1/states", create, max_body_bytes)
-
-    @router.get("/v1/states")
-    async def list_states(request: Request) -> Response:
-        query = from_text(StateQuery, request.query_params.multi_items())
+    async def list_states(query: StateQuery) -> StateList:
         records = await states.list(of_current_request(), query.limit + 1, query.after)
-        return json_reply(StateList(**listed([*map(_object, records)], query.limit)))
+        return StateList(**listed([*map(_object, records)], query.limit))
 
-    @router.get("/v1/states/{state_id}")
-    async def get_state(state_id: str) -> Response:
+    async def get_state(state_id: str) -> StateObject:
         record, _ = await states.get(state_id, of_current_request())
-        return json_reply(_object(record))
+        return _object(record)
 
-    @router.delete("/v1/states/{state_id}")
-    async def delete_state(state_id: str) -> Response:
+    async def delete_state(state_id: str) -> StateDeleted:
         await states.delete(state_id, of_current_request())
-        return json_reply(StateDeleted(id=state_id))
+        return StateDeleted(id=state_id)
+
+    actions = (create, list_states, get_state, delete_state)
+    add_operations(router, OPERATIONS[:4], actions, max_body_bytes)
 
     @router.get("/v1/states/{state_id}/content")
     async def content(state_id: str) -> Response:

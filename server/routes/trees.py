@@ -31,7 +31,7 @@ from srm.server.generation.trees import grow
 from srm.server.generation.verification import Verifier
 from srm.server.http.bodies import json_reply
 from srm.server.http.request_log import CURRENT
-from srm.server.http.responses import EventStream, add_body_route, frame
+from srm.server.http.responses import EventStream, add_operations, frame
 from srm.server.schema.completion_response import Usage
 from srm.server.schema.json_parts import TokenIds
 from srm.server.schema.openapi import BodySchema, Operation
@@ -194,4 +194,4 @@ def _account(prompt_tokens: int, completion_tokens: int) -> None:
 
 def add_routes(router: APIRouter, trees: Trees, max_body_bytes: int) -> None:
     """Add the route of this module."""
-    add_body_route(router, "/v1/trees", trees.answer, max_body_bytes)
+    add_operations(router, OPERATIONS, [trees.answer], max_body_bytes)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Raw, UnsetType
-from starlette.responses import Response
 
 from srm.errors import UNDECODABLE, InvalidRequest, NotFound
 from srm.server.dialects.chat.endpoint import render
@@ -26,8 +25,8 @@ from srm.server.dialects.chat.request import (
 )
 from srm.server.dialects.completions.models import Models
 from srm.server.generation.prompts import join_ids, rest_of
-from srm.server.http.bodies import json_reply, parsed
-from srm.server.http.responses import add_body_route
+from srm.server.http.bodies import parsed
+from srm.server.http.responses import add_operations
 from srm.server.schema.conversation import (
     Conversation,
     ExactPrompt,
@@ -316,12 +315,6 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 
 def add_routes(router: Router, tokenizing: Tokenizing, max_body_bytes: int) -> None:
     """Add the routes of this module, at the root and under /v1: clients differ."""
-
-    for root in ("", "/v1"):
-        add_body_route(router, f"{root}/tokenize", tokenizing.tokenize, max_body_bytes)
-        add_body_route(router, f"{root}/detokenize", tokenizing.detokenize, max_body_bytes)
-
-    @router.get("/tokenizer_info")
-    @router.get("/v1/tokenizer_info")
-    async def tokenizer_info() -> Response:
-        return json_reply(tokenizing.info())
+    each = (tokenizing.tokenize, tokenizing.detokenize, tokenizing.info)
+    actions = [action for action in each for _ in range(2)]
+    add_operations(router, OPERATIONS, actions, max_body_bytes)

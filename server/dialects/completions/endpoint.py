@@ -43,7 +43,6 @@ from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.text import Text
 
-FORK_PATH = "/v1/completions/{completion_id}/fork"
 _QUESTION = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 _EXAMPLES = {
     "One completion": {"prompt": _QUESTION, "max_tokens": 64, "temperature": 0},
@@ -79,9 +78,10 @@ OPERATIONS = (
                               NEUTRAL, _EXAMPLES),
               events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
               errors=(404, 409, 504)),
-    Operation("POST", FORK_PATH, "Completions that go on from where a running one stands.",
-              Completion, body=BodySchema(ForkRequest, {"prompt": PROMPT_FORMS,
-                                                        "verify": VERIFY_FORMS}, NEUTRAL),
+    Operation("POST", "/v1/completions/{completion_id}/fork",
+              "Completions that go on from where a running one stands.", Completion,
+              body=BodySchema(ForkRequest, {"prompt": PROMPT_FORMS, "verify": VERIFY_FORMS},
+                              NEUTRAL),
               parameters={"completion_id": "The id of a running completion, chat or response."},
               events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
               errors=(404, 409, 504)),

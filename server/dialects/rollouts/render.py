@@ -19,7 +19,7 @@ from srm.server.dialects.rollouts.vllm import StartGeneration
 from srm.server.generation.engine_request import RequestOwner, of_current_request
 from srm.server.generation.generation import Generation
 from srm.server.http.bodies import json_reply, parsed
-from srm.server.http.responses import add_body_route
+from srm.server.http.responses import add_operations
 from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
 from srm.server.schema.openapi import BodySchema, Operation, Router
 from srm.server.schema.sampling_fields import NEUTRAL
@@ -161,5 +161,4 @@ def add_routes(
         made = render_requests(await start(_new_id("cmpl-"), asked, of_current_request()))
         return json_reply(msgspec.json.encode(made))
 
-    add_body_route(router, "/v1/chat/completions/render", render_chat, max_body_bytes)
-    add_body_route(router, "/v1/completions/render", render_completion, max_body_bytes)
+    add_operations(router, OPERATIONS, (render_chat, render_completion), max_body_bytes)
