@@ -253,10 +253,11 @@ def build_struct(kind: type[T], values: Mapping[str, Any], source: str, strict: 
 
 
 def settings_in(kind: type[msgspec.Struct], table: str = "") -> Iterator[Setting]:
-    """Yield the settings of a struct, and those of its groups."""
+    """Yield the settings of a struct, and those of its groups; those of its bases come last."""
     hints, meanings = get_type_hints(kind), field_docs(kind)
     heading = (kind.__doc__ or "Settings").split("\n")[0].rstrip(".").replace("`", "")
-    for field in msgspec.structs.fields(kind):
+    own = vars(kind).get("__annotations__", ())
+    for field in sorted(msgspec.structs.fields(kind), key=lambda field: field.name not in own):
         name, hint = field.name, hints[field.name]
         if _is_group(hint):
             yield from settings_in(hint, name)

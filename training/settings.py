@@ -90,7 +90,50 @@ def select_fixed(config: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in fixed.items() if name not in _MAY_CHANGE}
 
 
-class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class UpdateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of updates that all trainings have."""
+
+    minutes: float = 0.0
+    """Minutes from the first update to the end of the last save, including those that a resumed run
+    has had; 0: no limit. Where they end the run, the learning rate falls to 0 by the clock."""
+    checkpoint_activations: bool = False
+    """Whether the backward pass computes each block again, which saves memory and takes longer
+    (activation checkpointing)."""
+    weight_decay: float = 0.1
+    """Weight decay of the AdamW optimizer."""
+    clip_norm: float = 0.1
+    """Largest norm of all gradients together; larger gradients are scaled down to it."""
+    save_every: int = 100
+    """Updates between two saves of the run."""
+    keep_every: int = 500
+    """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
+    keep_bytes: int = 2_000_000_000
+    """Most bytes of kept models together: the oldest are deleted, never the latest."""
+    precision: Precision = "auto"
+    """Precision of the matrix products in training, token mixing included; weights and optimizer
+    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
+
+
+class RunSettings(UpdateSettings, frozen=True):
+    """Settings of a run that learns from rows."""
+
+    micro_batches: int = 1
+    """Parts into which a batch is split, computed one after the other to save memory."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Device that trains the model."""
+    shard: bool = False
+    """Whether weights and optimizer state are divided among the processes (FSDP) instead of copied
+    to each."""
+    tensorboard: bool = False
+    """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
+    `output`."""
+    wandb: bool = False
+    """Whether losses are also sent to Weights & Biases; variables `WANDB_…` say where."""
+    threads: int = 0
+    """CPU threads; 0: torch chooses."""
+
+
+class PretrainConfig(RunSettings, frozen=True):
     """Settings of `srm train pretrain`; the defaults are those of the bundled demo model."""
 
     output: Path = Path("runs/demo")
@@ -126,16 +169,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: int = 0
     """Total updates, including those that a resumed run has made; 0: 5,000, or as many as `minutes`
     has time for."""
-    minutes: float = 0.0
-    """Minutes from the first update to the end of the last save, including those that a resumed run
-    has had; 0: no limit. Where they end the run, the learning rate falls to 0 by the clock."""
     batch_tokens: int = 4_096
     """Approximate tokens of one update, all processes together."""
-    micro_batches: int = 1
-    """Parts into which a batch is split, computed one after the other to save memory."""
-    checkpoint_activations: bool = False
-    """Whether the backward pass computes each block again, which saves memory and takes longer
-    (activation checkpointing)."""
     data_workers: int = 0
     """Processes that make batches ahead of the updates, as a GPU needs with generated problems; 0:
     each is made between two updates."""
@@ -147,32 +182,11 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the learning rate falls after the warm-up; `wsd` (warm-up, stable, decay): linearly over
     the last fifth."""
     weight_decay: float = 0.01
-    """Weight decay of the AdamW optimizer."""
     clip_norm: float = 1.0
-    """Largest norm of all gradients together; larger gradients are scaled down to it."""
-    save_every: int = 100
-    """Updates between two saves of the run."""
-    keep_every: int = 500
-    """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
-    keep_bytes: int = 2_000_000_000
-    """Most bytes of kept models together: the oldest are deleted, never the latest."""
-    precision: Precision = "auto"
-    """Precision of the matrix products in training, token mixing included; weights and optimizer
-    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     compile: bool = False
     """Whether `torch.compile` compiles the model first."""
     capture: bool = False
     """Whether a CUDA graph of the update is captured, which one launch replays."""
-    device: Literal["cpu", "gpu"] = "cpu"
-    """Device that trains the model."""
-    shard: bool = False
-    """Whether weights and optimizer state are divided among the processes (FSDP) instead of copied
-    to each."""
-    tensorboard: bool = False
-    """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
-    `output`."""
-    wandb: bool = False
-    """Whether losses are also sent to Weights & Biases; variables `WANDB_…` say where."""
     seed: int = 0
     """Seed of the weights, the problems and the order of texts."""
     d_model: int = 256
@@ -194,8 +208,6 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of neighbouring channels that mixer = kernel mixes."""
     max_vocab_size: int = 2_048
     """Most entries of a trained tokenizer, which always has every byte and two special tokens."""
-    threads: int = 0
-    """CPU threads; 0: torch chooses."""
 
     def __post_init__(self) -> None:
         if not self.steps and not self.minutes:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from srm.engine.config import DEMO_MODEL, find_model
-from srm.training.settings import Precision, check_numbers
+from srm.training.settings import RunSettings, check_numbers
 
 
-class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SFTConfig(RunSettings, frozen=True):
     """Settings of `srm train sft`; the defaults are the paper's recipe for GSM8K."""
 
     model: Path = DEMO_MODEL
@@ -35,47 +34,14 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most tokens of a row; longer rows are left out. 0: the model's context."""
     epochs: int = 4
     """Number of times that each row is trained on."""
-    minutes: float = 0.0
-    """Minutes from the first update to the end of the last save, including those that a resumed run
-    has had; 0: no limit. Where they end the run, the learning rate falls to 0 by the clock."""
     batch_rows: int = 16
     """Rows of one update, all processes together."""
-    micro_batches: int = 1
-    """Parts into which a batch is split, computed one after the other to save memory."""
-    checkpoint_activations: bool = False
-    """Whether the backward pass computes each block again, which saves memory and takes longer
-    (activation checkpointing)."""
     learning_rate: float = 1e-4
     """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
     warmup_share: float = 0.1
     """Fraction of the updates over which the learning rate rises."""
-    weight_decay: float = 0.1
-    """Weight decay of the AdamW optimizer."""
-    clip_norm: float = 0.1
-    """Largest norm of all gradients together; larger gradients are scaled down to it."""
-    save_every: int = 100
-    """Updates between two saves of the run."""
-    keep_every: int = 500
-    """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
-    keep_bytes: int = 2_000_000_000
-    """Most bytes of kept models together: the oldest are deleted, never the latest."""
-    precision: Precision = "auto"
-    """Precision of the matrix products in training, token mixing included; weights and optimizer
-    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
-    device: Literal["cpu", "gpu"] = "cpu"
-    """Device that trains the model."""
-    shard: bool = False
-    """Whether weights and optimizer state are divided among the processes (FSDP) instead of copied
-    to each."""
-    tensorboard: bool = False
-    """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
-    `output`."""
-    wandb: bool = False
-    """Whether losses are also sent to Weights & Biases; variables `WANDB_…` say where."""
     seed: int = 0
     """Seed of the order of rows, the choice of rows held back and the choice of shots."""
-    threads: int = 0
-    """CPU threads; 0: torch chooses."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "model", find_model(self.model))

@@ -11,7 +11,7 @@ from srm.engine.config import DEMO_MODEL, find_model
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.training.grpo.resampling import Resampling
 from srm.training.questions.questions import check_prompt
-from srm.training.settings import MOST_FLOAT, Precision, check_numbers
+from srm.training.settings import MOST_FLOAT, UpdateSettings, check_numbers
 
 LossMean = Literal["completion", "batch", "max_tokens"]
 
@@ -128,14 +128,11 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         _check_shares(self, "clip_low")
 
 
-class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScheduleSettings(UpdateSettings, frozen=True):
     """How many updates there are, and how each is made."""
 
     steps: int = 200
     """Total updates, including those that a resumed run has made."""
-    minutes: float = 0.0
-    """Minutes from the first update to the end of the last save, including those that a resumed run
-    has had; 0: no limit. Where they end the run, the learning rate falls to 0 by the clock."""
     passes: int = 1
     """Times that each batch of rollouts is learned from (μ of GRPO, arXiv 2402.03300)."""
     mini_batches: int = 1
@@ -144,25 +141,11 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
     warmup_share: float = 0.1
     """Fraction of the updates over which the learning rate rises."""
-    weight_decay: float = 0.1
-    """Weight decay of the AdamW optimizer."""
-    clip_norm: float = 0.1
-    """Largest norm of all gradients together; larger gradients are scaled down to it."""
     micro_batch_tokens: int = 8_192
     """Most tokens computed at once, padding included, which bounds memory; a longer row is computed
     alone."""
-    checkpoint_activations: bool = False
-    """Whether the backward pass computes each block again, which saves memory and takes longer
-    (activation checkpointing)."""
-    precision: Precision = "auto"
-    """Precision of the matrix products in training, token mixing included; weights and optimizer
-    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     save_every: int = 50
-    """Updates between two saves of the run."""
     keep_every: int = 50
-    """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
-    keep_bytes: int = 2_000_000_000
-    """Most bytes of kept models together: the oldest are deleted, never the latest."""
 
     def __post_init__(self) -> None:
         least = ("steps", "passes", "mini_batches", "micro_batch_tokens")
