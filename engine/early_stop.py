@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 FIRST_WAVE = 64
@@ -176,3 +176,56 @@ class SharedBudget(Generic[_Measured]):
         self._next.clear()
         self._line.clear()
         self._queues.clear()
+
+
+class EarlyStops(Generic[_Measured]):
+    """The samples of all prompts of a request, until enough of each match or a budget is spent."""
+
+    def __init__(self, each: Sequence[int], enough: int, budget: int | None = None) -> None:
+        """`each` says how many samples of each prompt there may be, `enough` as for EarlyStop;
+        `budget` is in tokens, None: no limit."""
+        self._stops = [EarlyStop[_Measured](n, enough) for n in each]
+        self._budget = None if budget is None else SharedBudget(self._stops, budget)
+        self._ends = [*each]  # that have been told
+        self._touched = set(range(len(each)))  # prompts with samples added since `start_more`
+        self.below = [0] * len(each)
+        """How many samples of each prompt may start, the first ones."""
+        self.start_more()
+
+    def is_over(self, prompt: int) -> bool:
+        """Whether all samples of a prompt that may be in the reply have been returned."""
+        return self._stops[prompt].is_over
+
+    def needs(self, prompt: int, index: int) -> bool:
+        """Whether a sample may be in the reply."""
+        return index < self._stops[prompt].end
+
+    def add_sample(
+        self, prompt: int, index: int, matched: bool, sample: _Measured
+    ) -> list[_Measured]:
+        """Add a finished sample; return those now known to be in the reply."""
+        self._touched.add(prompt)
+        known = self._stops[prompt].add_sample(index, matched, sample)
+        return known if self._budget is None else self._budget.spend(prompt, known)
+
+    def unneeded(self) -> Iterator[tuple[int, int, int]]:
+        """Yield prompt, begin, end: samples begin … end - 1 are known not to be in the reply. Each
+        is named once."""
+        is_spent = self._budget is not None and self._budget.is_spent
+        for prompt in range(len(self._stops)) if is_spent else self._touched:
+            before, end = self._ends[prompt], self._stops[prompt].end
+            if end < before:
+                self._ends[prompt] = end
+                yield prompt, end, before
+
+    def start_more(self) -> dict[int, int]:
+        """Return the prompts of which more samples may start since the last call, each with how
+        many in all."""
+        touched, self._touched = self._touched, set()
+        if self._budget is None:
+            more = {prompt: self._stops[prompt].start_below for prompt in touched}
+        else:
+            more = self._budget.start_more()
+        for prompt, below in more.items():
+            self.below[prompt] = below
+        return more

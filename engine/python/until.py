@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from srm.engine.early_stop import EarlyStop, SharedBudget
+from srm.engine.early_stop import EarlyStops
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.request_output import Completion
@@ -69,55 +69,35 @@ class Selection:
                     f"prompt {number}: until needs max_tokens of at least 1, got 0"
                 )
         self._is_right = until.is_right
-        self._early_stops = [EarlyStop[_Judged](params.n, until.count) for params in each]
-        self._below = [early_stop.start_below for early_stop in self._early_stops]
-        self._budget: SharedBudget[_Judged] | None = None
-        if until.budget is not None:
-            self._budget = SharedBudget(self._early_stops, until.budget)
-            more = self._budget.start_more()
-            self._below = [more.get(number, 0) for number in range(len(each))]
-        self._ends = [params.n for params in each]  # that the engine knows
-        self._touched: set[int] = set()  # prompts, since samples were last chosen
+        self._early_stops = EarlyStops[_Judged](
+            [params.n for params in each], until.count, until.budget
+        )
         self.num_unneeded = 0
         """Samples that are in no reply."""
 
     def is_over(self, number: int) -> bool:
         """Whether all completions of a prompt are known that may be needed."""
-        return self._early_stops[number].is_over
+        return self._early_stops.is_over(number)
 
     def hold_back(self, request: Request) -> Request:
         """Return the request of a prompt, with the samples that may start by now."""
-        return replace(request, first_wave=self._below[int(request.id)])
+        return replace(request, first_wave=self._early_stops.below[int(request.id)])
 
     def add(self, completion: Completion) -> list[Completion]:
         """Add one that ended; return those now known to be needed."""
-        number = completion.prompt
-        early_stop = self._early_stops[number]
-        if completion.index >= early_stop.end:
+        place = completion.prompt, completion.index
+        if not self._early_stops.needs(*place):
             return []
         judged = _Judged(completion, bool(self._is_right(completion)))
-        certain = early_stop.add_sample(completion.index, judged.matched, judged)
-        if self._budget is not None:
-            certain = self._budget.spend(number, certain)
-        self._touched.add(number)
+        certain = self._early_stops.add_sample(*place, judged.matched, judged)
         return [judged.completion for judged in certain]
 
     def choose_samples(self, steps: SteppedEngine) -> None:
         """End the samples that are known not to be needed, and let others start."""
-        touched, self._touched = self._touched, set()
-        is_spent = self._budget is not None and self._budget.is_spent
-        for number in range(len(self._ends)) if is_spent else touched:
-            before, end = self._ends[number], self._early_stops[number].end
-            if end < before:
-                steps.stop(str(number), _NO_INDICES, cut=end)
-                self.num_unneeded += before - end
-                self._ends[number] = end
-        if self._budget is not None:
-            startable = self._budget.start_more()
-        else:
-            startable = {number: self._early_stops[number].start_below for number in touched}
-        for number, below in startable.items():
-            self._below[number] = below
+        for number, end, before in self._early_stops.unneeded():
+            steps.stop(str(number), _NO_INDICES, cut=end)
+            self.num_unneeded += before - end
+        for number, below in self._early_stops.start_more().items():
             steps.scheduler.start_below(str(number), below)
 
 

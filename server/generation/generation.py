@@ -197,9 +197,10 @@ class Generation:
         """
         if not self.asks_for_all:
             yield self._without_engine()
+        early_stops = self._selection.early_stops
         requests = engine_requests(
             *(self._id, self.request, self._params, self.owner, self.prompts, self._asked),
-            self._selection.first_waves(),
+            [None] * len(self.prompts) if early_stops is None else early_stops.below,
             self.begun,
         )
         if not requests:
@@ -276,12 +277,14 @@ class Generation:
 
     def _choose_samples(self) -> None:
         """End the samples that are known not to be in the reply, and let others start."""
-        n = self.request.num_samples
-        for prompt, begin, end in self._selection.unneeded():
+        n, early_stops = self.request.num_samples, self._selection.early_stops
+        if early_stops is None:
+            return
+        for prompt, begin, end in early_stops.unneeded():
             assert self.stream is not None, "samples without tokens do not match"
             unread = self.stream.cut(self._places[prompt], begin)
             self.detokenizer.cut(prompt * n + begin, prompt * n + end, unread)
-        for prompt, below in self._selection.startable().items():
+        for prompt, below in early_stops.start_more().items():
             if self.stream is not None and prompt in self._places:
                 self.stream.start_below(self._places[prompt], below)
 

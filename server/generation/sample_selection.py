@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 
 from msgspec import UNSET
 
-from srm.engine.early_stop import EarlyStop, SharedBudget
+from srm.engine.early_stop import EarlyStops
 from srm.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
@@ -80,15 +79,10 @@ class SampleSelection:
                     "count_by",
                 )
         self._verifier = Verifier(request.verify) if request.verify else None
-        enough = until.count if until else None
-        self._early_stops: list[EarlyStop[ChoicePart]] | None = None
-        if enough is not None:
-            self._early_stops = [EarlyStop(request.n, enough) for _ in prompts]
-        self._budget: SharedBudget[ChoicePart] | None = None
-        if self._early_stops is not None and until is not None and until.budget is not None:
-            self._budget = SharedBudget(self._early_stops, until.budget)
-        self._reported_ends = [request.n] * num_prompts
-        self._touched: set[int] = set()  # prompts of which samples were added since the last look
+        self.early_stops: EarlyStops[ChoicePart] | None = None
+        """Which samples are needed, where that depends on samples."""
+        if until is not None and until.count is not None:
+            self.early_stops = EarlyStops([request.n] * num_prompts, until.count, until.budget)
         self._dedup_counts: list[DedupCounts] = []
         if request.returns != "choices":
             keeps_first, budget = request.returns == "unique", Budget()
@@ -120,38 +114,6 @@ class SampleSelection:
             self._dedup_counts[sample.index // self._request.n].add(sample)
         return []
 
-    def unneeded(self) -> Iterator[tuple[int, int, int]]:
-        """Yield prompt, begin, end: samples begin … end - 1 are known not to be in the reply.
-
-        Each is named once.
-        """
-        early_stops, ends = self._early_stops or [], self._reported_ends
-        is_spent = self._budget is not None and self._budget.is_spent
-        for prompt in range(len(early_stops)) if is_spent else self._touched:
-            end = ends[prompt]
-            if early_stops[prompt].end < end:
-                ends[prompt] = early_stops[prompt].end
-                yield prompt, early_stops[prompt].end, end
-
-    def first_waves(self) -> list[int | None]:
-        """Return how many samples of each prompt may start at once; None: all."""
-        if self._early_stops is None:
-            return [None] * len(self._drawn)
-        if self._budget is None:
-            return [draw.start_below for draw in self._early_stops]
-        more = self._budget.start_more()
-        return [more.get(prompt, 0) for prompt in range(len(self._drawn))]
-
-    def startable(self) -> dict[int, int]:
-        """Return the prompts of which more samples may start since the last call, each with how
-        many in all."""
-        touched, self._touched = self._touched, set()
-        if self._early_stops is None:
-            return {}
-        if self._budget is not None:
-            return self._budget.start_more()
-        return {prompt: self._early_stops[prompt].start_below for prompt in touched}
-
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are known only when all samples have finished."""
         return [choice for counts in self._dedup_counts for choice in counts.firsts()]
@@ -169,14 +131,12 @@ class SampleSelection:
                 sample.matched = score >= until.score
 
     def _certain(self, finished: list[ChoicePart]) -> list[ChoicePart]:
-        if self._early_stops is None:
+        if self.early_stops is None:
             return finished
         certain: list[ChoicePart] = []
         for sample in finished:
             prompt, index = divmod(sample.index, self._request.n)
-            self._touched.add(prompt)
-            known = self._early_stops[prompt].add_sample(index, bool(sample.matched), sample)
-            certain += known if self._budget is None else self._budget.spend(prompt, known)
+            certain += self.early_stops.add_sample(prompt, index, bool(sample.matched), sample)
         return certain
 
     def _count(self, sample: ChoicePart) -> None:
