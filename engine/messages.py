@@ -243,19 +243,21 @@ class StartSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """Those before this index, and no fewer than before."""
 
 
-class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="take_snapshot"):
-    """Write the progress of durable requests to disk; answered with a Done or a Refusal."""
+class ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is no request and is answered by its id."""
 
     id: str
     """Id of this message, which no running request has."""
 
 
-class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load_weights"):
+class TakeSnapshot(ControlMessage, frozen=True, tag="take_snapshot"):
+    """Write the progress of durable requests to disk; answered with a Done or a Refusal."""
+
+
+class LoadWeights(ControlMessage, frozen=True, tag="load_weights"):
     """Go on with other weights of the same configuration. Answered with a Done, or a Refusal: then
     nothing has changed."""
 
-    id: str
-    """Id of this message, which no running request has."""
     path: str
     """A model folder, absolute."""
     running: Running = "finish"
@@ -287,12 +289,10 @@ class PutWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="p
     """That of the LoadWeights."""
 
 
-class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pause"):
+class Pause(ControlMessage, frozen=True, tag="pause"):
     """Make no step until Resume: sequences stay where they are, and new ones wait. Answered with a
     Done once no step is under way, or a Refusal while a change of weights waits for what runs."""
 
-    id: str
-    """Id of this message, which no running request has."""
     lease_s: float
     """Seconds without a Pause, LoadWeights or PutWeights after which steps are made again."""
     refeeds: bool = False
@@ -302,38 +302,28 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pause"
     a Refusal when steps are made again before."""
 
 
-class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):
+class Resume(ControlMessage, frozen=True, tag="resume"):
     """Make steps again. Answered with a Done, also where there was no pause."""
 
-    id: str
-    """Id of this message, which no running request has."""
 
-
-class EndRequests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="end_requests"):
+class EndRequests(ControlMessage, frozen=True, tag="end_requests"):
     """End what runs and waits of some requests, each completion with its tokens so far and the
     reason `abort`. Answered with a Done that counts them; none is no error."""
 
-    id: str
-    """Id of this message, which no running request has."""
     names: frozenset[str] | None = None
     """`Request.name` of those that are meant; None: all. Durable ones never are."""
     share: str = ""
     """Their `Request.share`, where there are names."""
 
 
-class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop_prefixes"):
+class DropPrefixes(ControlMessage, frozen=True, tag="drop_prefixes"):
     """Forget the kept states of prompts: later prompts are fed whole. Answered with a Done."""
 
-    id: str
-    """Id of this message, which no running request has."""
 
-
-class ReadSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="read_sample"):
+class ReadSample(ControlMessage, frozen=True, tag="read_sample"):
     """Say which tokens a running sample has, and keep the state before the last of them for what
     goes on from there. Answered with a Done that has them, or a Refusal where none such runs."""
 
-    id: str
-    """Id of this message, which no running request has."""
     of: str
     """Id of its request, which several engines may share; or its name and `-` and what this id has
     behind its last `-`, the number of a prompt."""

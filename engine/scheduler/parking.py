@@ -55,10 +55,10 @@ def collect_states(table: SlotTable, slots: I64, states: SlotStates) -> Iterator
     slots = slots[order]
     first_ids, begins = np.unique(table.first_id[slots], return_index=True)
     ends = [*begins[1:].tolist(), len(slots)][: len(begins)]
-    all_of_them = _parked(table, slots, SlotStates(states.states[order], states.last_tokens[order]))
+    all_of_them = _parked(table, slots, states.only(order))
     for first_id, begin, end in zip(first_ids.tolist(), begins.tolist(), ends, strict=True):
         own = slice(begin, end)
-        yield Taken(first_id, slots[own], all_of_them.part(own))
+        yield Taken(first_id, slots[own], all_of_them.only(own))
 
 
 def merge_writes(
@@ -73,9 +73,7 @@ def merge_writes(
         some, resumed = resumed[:count], resumed[count:]
         slots = np.concatenate([slots for slots, _ in some])
         order = np.argsort(slots)
-        states = np.concatenate([states.states for _, states in some])
-        tokens = np.concatenate([states.last_tokens for _, states in some])
-        yield slots[order], SlotStates(states[order], tokens[order])
+        yield slots[order], SlotStates.join([states for _, states in some]).only(order)
 
 
 def _parked(table: SlotTable, slots: I64, states: SlotStates) -> Parked:
@@ -106,7 +104,7 @@ class _Piece:
     def rest(self) -> tuple[Parked, RequestTimes]:
         """Return the sequences still parked, and their times."""
         rest = slice(self.begin, len(self.parked))
-        return self.parked.part(rest), self.times.only(rest)
+        return self.parked.only(rest), self.times.only(rest)
 
 
 class Parking:
@@ -184,7 +182,7 @@ class Parking:
             self._remove(group, piece)
         self.num_resumed += min(count, len(parked))
         self._count(group, -min(count, len(parked)))
-        return parked.part(chosen), times.only(chosen)
+        return parked.only(chosen), times.only(chosen)
 
     def drop(self, group: SequenceGroup, wanted: I64) -> list[tuple[I32, RequestTimes]]:
         """Forget the group's sequences of these indices; return their positions and times."""

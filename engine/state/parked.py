@@ -36,24 +36,20 @@ class Parked:
         sampled = sum(map(len, self.tokens)) + sum(map(len, self.logprobs))
         return self.states.states.nbytes + sampled + 128 * len(self)
 
-    def part(self, places: slice) -> Parked:
-        """Select the sequences at these places, sharing memory."""
-        return Parked(
-            self.indices[places],
-            self.positions[places],
-            SlotStates(self.states.states[places], self.states.last_tokens[places]),
-            self.tokens[places],
-            self.logprobs[places],
-        )
+    def only(self, places: slice | I64) -> Parked:
+        """Select the sequences at these places, which ascend; those of a slice share memory."""
 
-    def only(self, places: I64) -> Parked:
-        """Select the sequences at these places, which ascend."""
+        def select(column: tuple[bytes, ...]) -> tuple[bytes, ...]:
+            if isinstance(places, slice):
+                return column[places]
+            return tuple(column[place] for place in places.tolist())
+
         return Parked(
             self.indices[places],
             self.positions[places],
-            SlotStates(self.states.states[places], self.states.last_tokens[places]),
-            tuple(self.tokens[place] for place in places.tolist()),
-            tuple(self.logprobs[place] for place in places.tolist()),
+            self.states.only(places),
+            select(self.tokens),
+            select(self.logprobs),
         )
 
 
@@ -63,10 +59,7 @@ def merged(parts: Sequence[Parked]) -> Parked:
     together = Parked(
         indices,
         np.concatenate([part.positions for part in parts]),
-        SlotStates(
-            np.concatenate([part.states.states for part in parts]),
-            np.concatenate([part.states.last_tokens for part in parts]),
-        ),
+        SlotStates.join([part.states for part in parts]),
         tuple(token for part in parts for token in part.tokens),
         tuple(logprob for part in parts for logprob in part.logprobs),
     )

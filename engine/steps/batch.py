@@ -265,6 +265,18 @@ class SlotStates:
     def __len__(self) -> int:
         return len(self.last_tokens)
 
+    def only(self, places: slice | I64) -> SlotStates:
+        """Select the sequences at these places; those of a slice share memory."""
+        return SlotStates(self.states[places], self.last_tokens[places])
+
+    @staticmethod
+    def join(parts: Sequence[SlotStates]) -> SlotStates:
+        """Join parts, in their order."""
+        return SlotStates(
+            np.concatenate([part.states for part in parts]),
+            np.concatenate([part.last_tokens for part in parts]),
+        )
+
 
 class Launched(Protocol):
     """A step under way on the device."""
