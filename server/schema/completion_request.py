@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.messages import NAMED
-from srm.errors import UNDECODABLE, InvalidRequest, in_words
+from srm.errors import InvalidRequest
 from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.json_parts import TokenIds, prompts_of
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
@@ -20,7 +20,7 @@ from srm.server.schema.validation import (
     checked,
     defaults_of,
     given_fields,
-    not_json,
+    reading,
     refused,
     require,
     show,
@@ -206,13 +206,10 @@ def _parse(body: bytes, kind: type[_Completing]) -> _Completing:
 
 
 def _prompts(value: Raw) -> list[str] | list[bytes]:
-    try:
-        return prompts_of(value, MAX_CHOICES)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(
-            "prompt must be a string, a list of strings, a list of token ids, or a list of such "
-            f"lists, none of them empty; got {show(value)} ({in_words(error)})",
-            "prompt",
-        ) from None
-    except UNDECODABLE as error:
-        raise not_json(value, error) from None
+    must = (
+        "be a string, a list of strings, a list of token ids, or a list of such lists, none of "
+        "them empty"
+    )
+    with reading("prompt", value, must, says_why=True):
+        prompts = prompts_of(value, MAX_CHOICES)
+    return prompts

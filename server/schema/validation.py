@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -171,16 +171,10 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
 def ids_of(given: dict[str, Raw], name: str) -> bytes:
     """Return the token ids of a field, int32 little-endian. Raises InvalidRequest if there are
     none."""
-    try:
-        if ids := token_ids(given[name]):
-            return ids
-    except msgspec.ValidationError:
-        pass
-    except UNDECODABLE as error:
-        raise not_json(given[name], error) from None
-    raise InvalidRequest(
-        f"{name} must be a list of token ids, not empty; got {show(given[name])}", name
-    )
+    with reading(name, given[name], "be a list of token ids, not empty"):
+        if not (ids := token_ids(given[name])):
+            raise msgspec.ValidationError
+    return ids
 
 
 def list_items(value: Raw, name: str, most: int, what: str) -> list[Raw]:
@@ -192,17 +186,22 @@ def list_items(value: Raw, name: str, most: int, what: str) -> list[Raw]:
     return items
 
 
+def reading_item(name: str, i: int, value: Raw, must: str) -> AbstractContextManager[None]:
+    """As `reading`, of an item of a list; the InvalidRequest says why, too."""
+    return reading(name, value, must, f"[{i}]", says_why=True)
+
+
 @contextmanager
-def reading_item(name: str, i: int, value: Raw, must: str) -> Iterator[None]:
-    """Have a ValidationError about an item of a list, and what is no JSON, become an InvalidRequest
-    that says which item it is and what it must be."""
+def reading(
+    name: str, value: Raw, must: str, place: str = "", says_why: bool = False
+) -> Iterator[None]:
+    """Have a ValidationError about a field, or a place in it, and what is no JSON, become an
+    InvalidRequest that says what it must be."""
     try:
         yield
     except msgspec.ValidationError as error:
-        fault = cut(in_words(error), _SHOWN_FAULT)
-        raise InvalidRequest(
-            f"{name}[{i}] must {must}; got {show(value)} ({fault})", name
-        ) from None
+        why = f" ({cut(in_words(error), _SHOWN_FAULT)})" if says_why else ""
+        raise InvalidRequest(f"{name}{place} must {must}; got {show(value)}{why}", name) from None
     except UNDECODABLE as error:
         raise not_json(value, error) from None
 

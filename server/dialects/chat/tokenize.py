@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.errors import UNDECODABLE, InvalidRequest, NotFound
+from srm.errors import InvalidRequest, NotFound
 from srm.server.dialects.chat.endpoint import render
 from srm.server.dialects.chat.request import (
     CHAT_FORMS,
@@ -43,10 +43,8 @@ from srm.server.schema.validation import (
     allowed,
     checked,
     given_fields,
-    not_json,
-    refused,
+    reading,
     require,
-    show,
 )
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import AT_ONCE, Text
@@ -287,29 +285,20 @@ def chat_fields(given: dict[str, Raw]) -> dict[str, Any]:
 
 
 def _prompt(value: Raw) -> str | list[str]:
-    try:
-        if first_byte(value) == b"[":
-            return texts(value, MAX_TEXTS)
-        return msgspec.json.decode(value, type=str)
-    except msgspec.ValidationError:
-        raise refused(TokenizeRequest, "prompt", value) from None
-    except UNDECODABLE as error:
-        raise not_json(value, error) from None
+    prompt: str | list[str]
+    with reading("prompt", value, f"be {allowed(Texts)}"):
+        is_list = first_byte(value) == b"["
+        prompt = texts(value, MAX_TEXTS) if is_list else msgspec.json.decode(value, type=str)
+    return prompt
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
     given = given_fields(body, DetokenizeRequest, NEUTRAL)
     require(given, "tokens", "a list of token ids")
     value = given["tokens"]
-    try:
-        ids = token_ids(value)
-        if len(ids) > 4 * MAX_TOKENS:
+    with reading("tokens", value, f"be {allowed(TOKENS_FORMS[0])}"):
+        if len(ids := token_ids(value)) > 4 * MAX_TOKENS:
             raise msgspec.ValidationError
-    except msgspec.ValidationError:
-        message = f"tokens must be {allowed(TOKENS_FORMS[0])}; got {show(value)}"
-        raise InvalidRequest(message, "tokens") from None
-    except UNDECODABLE as error:
-        raise not_json(value, error) from None
     return checked(DetokenizeRequest, given, {"tokens": ids}, NEUTRAL)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.messages import NAMED
-from srm.errors import UNDECODABLE, InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.elsewhere import FIELDS
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import (
@@ -32,14 +32,14 @@ from srm.server.schema.sampling_fields import (
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import (
     Fields,
+    allowed,
     check_neutral,
     checked,
     given_fields,
     ids_of,
     naming,
-    not_json,
     not_null,
-    refused,
+    reading,
     require,
     show,
 )
@@ -109,7 +109,7 @@ def parse_tokens(body: bytes) -> CompletionRequest:
     given = given_fields(body, TokensRequest, TOKENS_NEUTRAL)
     if "state" not in given:
         require(given, "token_ids", "a list of token ids")
-    params = _params(TokensRequest, given, VLLM_PARAMS, TOKENS_NEUTRAL)
+    params = _params(given, VLLM_PARAMS, TOKENS_NEUTRAL)
     converted: dict[str, Any] = {**params.own}
     if "token_ids" in given:
         converted["token_ids"] = ids_of(given, "token_ids")
@@ -212,7 +212,7 @@ def parse_generate(body: bytes) -> AskedToGenerate:
         raise InvalidRequest(f"one of text and input_ids must be given; got {got}", "input_ids")
     name = "text" if "text" in given else "input_ids"
     prompts, is_list = _prompts(name, given[name]) if names_given else ([b""], False)
-    params = _params(GenerateRequest, given, SGLANG_PARAMS, GENERATE_NEUTRAL)
+    params = _params(given, SGLANG_PARAMS, GENERATE_NEUTRAL)
     asked = checked(GenerateRequest, given, {name: prompts, **params.own}, GENERATE_NEUTRAL)
     longest = {} if "max_tokens" in params.given else {"max_tokens": DEFAULT_NEW_TOKENS}
     converted: dict[str, Any] = {"prompt": prompts, **longest}
@@ -242,17 +242,13 @@ def parse_generate(body: bytes) -> AskedToGenerate:
 
 
 def _prompts(name: str, value: Raw) -> tuple[list[str] | list[bytes], bool]:
-    try:
-        prompts = prompts_of(value, MAX_CHOICES)
-        if isinstance(prompts[0], str) == (name == "text"):
-            of_lists = b'"' if name == "text" else b"["
-            return prompts, first_byte(value) == b"[" and first_item_byte(value) == of_lists
-    except msgspec.ValidationError:
-        pass
-    except UNDECODABLE as error:
-        raise not_json(value, error) from None
     what = "a string or a list of strings" if name == "text" else "token ids or lists of them"
-    raise InvalidRequest(f"{name} must be {what}, none empty; got {show(value)}", name)
+    with reading(name, value, f"be {what}, none empty"):
+        prompts = prompts_of(value, MAX_CHOICES)
+        if isinstance(prompts[0], str) != (name == "text"):
+            raise msgspec.ValidationError
+    of_lists = b'"' if name == "text" else b"["
+    return prompts, first_byte(value) == b"[" and first_item_byte(value) == of_lists
 
 
 class _Params(msgspec.Struct):
@@ -264,7 +260,6 @@ class _Params(msgspec.Struct):
 
 
 def _params(
-    kind: type[Fields],
     given: dict[str, Raw],
     names: Mapping[str, str],
     neutral: Mapping[str, tuple[Any, ...]],
@@ -273,12 +268,8 @@ def _params(
     value = given.get("sampling_params")
     if value is None:
         return _Params({}, {}, {})
-    try:
+    with reading("sampling_params", value, f"be {allowed(SamplingObject)}"):
         params = not_null(fields_of(value))
-    except msgspec.ValidationError:
-        raise refused(kind, "sampling_params", value) from None
-    except UNDECODABLE as error:
-        raise not_json(value, error) from None
     renamed: dict[str, Raw] = {}
     called: dict[str, str] = {}
     for name, param in params.items():
