@@ -39,7 +39,6 @@ from srm.server.schema.states import (
     prompt_of,
 )
 from srm.server.schema.validation import checked, given_fields, naming
-from srm.server.storage.batch_replies import listed
 from srm.server.storage.states import StateRecord
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
@@ -127,7 +126,7 @@ def add_routes(
 
     async def list_states(query: StateQuery) -> StateList:
         records = await states.list(of_current_request(), query.limit + 1, query.after)
-        return StateList(**listed([*map(_object, records)], query.limit))
+        return StateList.begin([*map(_object, records)], query.limit)
 
     async def get_state(state_id: str) -> StateObject:
         record, _ = await states.get(state_id, of_current_request())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta, Raw
@@ -43,12 +44,23 @@ class StateObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-class StateList(msgspec.Struct, kw_only=True):
+class Listing(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
-    data: list[StateObject]
+    data: list[Any]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+    @classmethod
+    def begin(cls, objects: Sequence[Any], limit: int) -> Self:
+        """Return a list of up to `limit` objects; a further one sets `has_more`."""
+        data = [*objects[:limit]]
+        ends = [data[place].id if data else None for place in (0, -1)]
+        return cls(data=data, first_id=ends[0], last_id=ends[1], has_more=len(objects) > limit)
+
+
+class StateList(Listing, kw_only=True):
+    data: list[StateObject]
 
 
 class StateDeleted(msgspec.Struct, kw_only=True):

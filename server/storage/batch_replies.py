@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from srm.server.schema.states import Listing
 from srm.server.storage.records import (
     RUNNABLE,
     BatchRecord,
@@ -31,12 +31,8 @@ class FileObject(msgspec.Struct, kw_only=True):
     status_details: str | None = None
 
 
-class FileList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
+class FileList(Listing, kw_only=True):
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileDeleted(msgspec.Struct, kw_only=True):
@@ -108,12 +104,8 @@ class Batch(msgspec.Struct, kw_only=True):
     priority: int
 
 
-class BatchList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
+class BatchList(Listing, kw_only=True):
     data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 def file_object(record: FileRecord) -> FileObject:
@@ -124,7 +116,7 @@ def file_object(record: FileRecord) -> FileObject:
 
 def file_list(records: list[FileRecord], limit: int) -> FileList:
     """Return a list of up to `limit` records; a further record sets `has_more`."""
-    return FileList(**listed([file_object(record) for record in records], limit))
+    return FileList.begin([file_object(record) for record in records], limit)
 
 
 def batch(record: BatchRecord) -> Batch:
@@ -154,18 +146,7 @@ def batch(record: BatchRecord) -> Batch:
 
 def batch_list(records: list[BatchRecord], limit: int) -> BatchList:
     """Return a list of up to `limit` records; a further record sets `has_more`."""
-    return BatchList(**listed([batch(record) for record in records], limit))
-
-
-def listed(records: Sequence[Any], limit: int) -> dict[str, Any]:
-    """Return the fields of a list of up to `limit` objects; a further one sets `has_more`."""
-    data = records[:limit]
-    return {
-        "data": data,
-        "first_id": data[0].id if data else None,
-        "last_id": data[-1].id if data else None,
-        "has_more": len(records) > limit,
-    }
+    return BatchList.begin([batch(record) for record in records], limit)
 
 
 _MADE = {"object", "errors", "output_file_id", "error_file_id", "request_counts", "usage"}
