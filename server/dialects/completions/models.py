@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from starlette.responses import Response
+from msgspec.structs import replace
 
 from srm.errors import cut
 from srm.server.errors import ModelNotFound
-from srm.server.http.bodies import json_reply
+from srm.server.http.responses import add_operations
 from srm.server.schema.completion_response import ModelCard, ModelList
 from srm.server.schema.openapi import Operation, Router
 
@@ -52,11 +52,5 @@ class Models:
 
 def add_routes(router: Router, models: Models) -> None:
     """Add the routes of this module."""
-
-    @router.get("/v1/models")
-    async def list_models() -> Response:
-        return json_reply(models.all())
-
-    @router.get("/v1/models/{name:path}")
-    async def get_model(name: str) -> Response:
-        return json_reply(models.card(name))
+    named = replace(OPERATIONS[1], path="/v1/models/{name:path}")  # a name may have slashes
+    add_operations(router, (OPERATIONS[0], named), (models.all, models.card))
