@@ -81,10 +81,14 @@ def add_operations(
 ) -> None:
     """Add the routes of these operations; an action answers each, by a Response or the struct of
     its JSON. It is given the parameters of the path by their names, behind the body, a query, or
-    the Request of a form. With a body it works while the client waits."""
+    the Request of a form. With a body it works while the client waits. Methods of one path with
+    the same action are one route."""
+    routes: dict[Any, list[Operation]] = {}
     for operation, action in zip(operations, actions, strict=True):
-        route = _route(operation, action, max_body_bytes)
-        router.add_api_route(operation.path, route, methods=[operation.method])
+        routes.setdefault((operation.path, action), []).append(operation)
+    for (path, action), own in routes.items():
+        route = _route(own[0], action, max_body_bytes)
+        router.add_api_route(path, route, methods=[operation.method for operation in own])
 
 
 def _route(

@@ -9,33 +9,31 @@ step, and one that does not answer at all (stopped, or hanging inside a step), i
 
 from __future__ import annotations
 
-import functools
 import platform
 import subprocess
 from contextlib import suppress
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
-from starlette.responses import Response
 
 import srm
 from srm.engine.client.client import EngineClient
 from srm.engine.client.connection import EngineConnection
 from srm.errors import EngineUnavailable
 from srm.server.errors import stopping
-from srm.server.http.bodies import json_reply
 from srm.server.http.draining import Draining
-from srm.server.schema.openapi import Operation
+from srm.server.http.responses import add_operations
+from srm.server.schema.openapi import Operation, Router
 
 HELD_S = 60.0
 """Least seconds for which a change of weights has let nothing start, after which that is said."""
 VERSION = srm.__version__
 
 
-@functools.cache
+@cache
 def build() -> tuple[str, str, str, str]:
     """Return the versions of server, commit, Python and MAX; empty what is not known. May block."""
     commit, root = "", Path(srm.__file__).resolve().parents[1]
@@ -129,22 +127,14 @@ def _why_not(engine: EngineConnection, stall_s: float) -> str:
     return ""
 
 
-def add_routes(router: APIRouter, client: EngineClient, stall_s: float, draining: Draining) -> None:
+def add_routes(router: Router, client: EngineClient, stall_s: float, draining: Draining) -> None:
     """Add the routes of this module."""
 
-    def add_fixed(path: str, reply: msgspec.Struct, *methods: str) -> None:
-        async def answer() -> Response:
-            return json_reply(reply)
-
-        router.add_api_route(path, answer, methods=[*methods])
-
-    add_fixed("/health", Health("ok"), "GET")
-    add_fixed("/version", Version(VERSION), "GET")
-    add_fixed("/ping", Pong(), "GET", "POST")
-    add_fixed("/get_world_size", WorldSize(1), "GET")
-
-    @router.get("/ready")
-    async def ready() -> Response:
+    def ready() -> Health:
         if draining.is_on:
             raise stopping()
-        return json_reply(check_ready(client, stall_s))
+        return check_ready(client, stall_s)
+
+    alive, version = partial(Health, "ok"), partial(Version, VERSION)
+    actions = (alive, ready, version, Pong, Pong, partial(WorldSize, 1))
+    add_operations(router, OPERATIONS, actions)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, UnsetType
@@ -20,7 +20,6 @@ from srm.server.schema.validation import allowed
 from srm.settings import field_docs
 
 Schema = dict[str, Any]
-_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 VERSION = "3.2.0"
 _REFERENCE = "#/components/schemas/{name}"
@@ -54,11 +53,7 @@ _HAVE_RETRY = (429, 503)
 
 
 class Router(Protocol):
-    """The methods of FastAPI's router that routes need: batches do without its import."""
-
-    def get(self, path: str, /) -> Callable[[_Handler], _Handler]: ...
-
-    def delete(self, path: str, /) -> Callable[[_Handler], _Handler]: ...
+    """What routes need of FastAPI's router: batches do without its import."""
 
     def add_api_route(
         self, path: str, endpoint: Callable[..., Any], *, methods: list[str]

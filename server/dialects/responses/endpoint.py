@@ -17,7 +17,6 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
-from fastapi import Request
 from msgspec import Raw
 from starlette.responses import Response as HttpResponse
 
@@ -40,9 +39,10 @@ from srm.server.generation.engine_request import RequestOwner, of_current_reques
 from srm.server.generation.states import States
 from srm.server.http.bodies import json_reply, parsed
 from srm.server.http.request_log import CURRENT
+from srm.server.http.responses import add_operations
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.schema.openapi import BodySchema, Operation, Router
-from srm.server.schema.validation import Fields, from_text
+from srm.server.schema.validation import Fields
 from srm.server.text.text import Text
 
 log = logging.getLogger(__name__)
@@ -224,21 +224,17 @@ def add_routes(router: Router, states: States) -> None:
         lost = EngineUnavailable("the process that made it has ended, or could not store it")
         return _ended(reply, "failed", errors.body_of(lost)), False
 
-    @router.get("/v1/responses/{response_id}")
-    async def get_response(response_id: str, request: Request) -> HttpResponse:
-        from_text(ResponseQuery, request.query_params.multi_items())
+    async def get_response(_query: ResponseQuery, response_id: str) -> HttpResponse:
         reply, _ = await stored(response_id)
         return json_reply(reply)
 
-    @router.delete("/v1/responses/{response_id}")
-    async def delete_response(response_id: str) -> HttpResponse:
+    async def delete_response(response_id: str) -> ResponseDeleted:
         (_, is_made), owner = await stored(response_id), of_current_request()
         await states.delete(response_id, owner, "response_id")
         if is_made:
             await states.stop(response_id, owner)
-        return json_reply(ResponseDeleted(id=response_id))
+        return ResponseDeleted(id=response_id)
 
-    @router.post("/v1/responses/{response_id}/cancel")
     async def cancel_response(response_id: str) -> HttpResponse:
         (reply, is_made), owner = await stored(response_id), of_current_request()
         if is_made:
@@ -246,6 +242,8 @@ def add_routes(router: Router, states: States) -> None:
             await states.stop(response_id, owner)
             reply, _ = await stored(response_id)  # which may have been made meanwhile
         return json_reply(reply)
+
+    add_operations(router, OPERATIONS[1:], (get_response, delete_response, cancel_response))
 
 
 def _turn(reply: bytes) -> Raw:
