@@ -99,6 +99,8 @@ class ItemFormat(Format):
         self.items: list[Item] = []
         self.is_full = False
         """Whether the limit of tokens ended it."""
+        self.is_aborted = False
+        """Whether an operator ended it."""
         self.stop_string: str | int | None = None
         """The stop string or token that ended it; None if the limit or the model's end did."""
 
@@ -133,8 +135,9 @@ class ItemFormat(Format):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the limit ended it, or a stop string cut calls."""
-        return self.is_full or (self.stop_string is not None and not self.is_text)
+        """Whether the limit or an operator ended it, or a stop string cut calls."""
+        is_stopped = self.stop_string is not None and not self.is_text
+        return self.is_full or self.is_aborted or is_stopped
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> Any:  # noqa: ARG002
         """Return the items of output."""
@@ -153,6 +156,7 @@ class ItemFormat(Format):
             events += self._text_events(part)
             if part.finish_reason is not None:
                 self.is_full = part.finish_reason == "length"
+                self.is_aborted = part.finish_reason == "abort"
                 self.stop_string = part.stop_reason
                 events += self._end_item()
         return [events] if events else []

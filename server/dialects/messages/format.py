@@ -93,7 +93,7 @@ class MessageFormat(ItemFormat):
 
     @property
     def _stop_reason(self) -> StopReason:
-        if self.is_full:
+        if self.is_full or self.is_aborted:
             return "max_tokens"
         if self.stop_string is not None:
             return "stop_sequence"

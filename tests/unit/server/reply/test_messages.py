@@ -16,6 +16,7 @@ from srm.server.errors import INTERNAL
 from srm.server.text.text import Text
 from tests.unit.server.reply.test_responses import ARGUMENTS, ONE_CALL, SEVERAL_CALLS
 from tests.unit.server.reply.test_stream_writer import (
+    ABORT,
     CAT,
     CUT,
     LENGTH,
@@ -115,6 +116,7 @@ async def test_a_stream_adds_up_to_the_message(text: Text) -> None:
     [
         (LENGTH, {}, ("max_tokens", None)),
         (LENGTH, {"stop_sequences": ["mat"]}, ("stop_sequence", "mat")),
+        (ABORT, {}, ("max_tokens", None)),
     ],
 )
 async def test_a_message_says_what_ended_it(
@@ -147,9 +149,10 @@ async def test_calls_are_blocks(text: Text) -> None:
         assert same["stop_reason"] == "tool_use"
 
 
-async def test_a_call_that_is_cut_is_left_out(text: Text) -> None:
+@pytest.mark.parametrize("reason", [LENGTH, ABORT])
+async def test_a_call_that_is_cut_is_left_out(text: Text, reason: int) -> None:
     tokens = tokens_of(text, f"[{SEVERAL_CALLS[:-6]}")
-    message = await render_whole(text, tokens, LENGTH, **ANY)
+    message = await render_whole(text, tokens, reason, **ANY)
     assert [block["name"] for block in message["content"]] == ["find"]
     assert message["stop_reason"] == "max_tokens"
 

@@ -21,6 +21,7 @@ from srm.server.schema.tools import CALL_HEAD
 from srm.server.text.text import Text
 from tests.kit.bodies.refusals import parse_response
 from tests.unit.server.reply.test_stream_writer import (
+    ABORT,
     CAT,
     CUT,
     LENGTH,
@@ -108,9 +109,9 @@ async def test_a_stream_that_is_cut_says_by_what(text: Text) -> None:
     assert response.max_output_tokens == 6
 
 
-async def render_whole(text: Text, /, **fields: Any) -> Any:
+async def render_whole(text: Text, reason: int = STOP, /, **fields: Any) -> Any:
     dialect, completion = form_of(False, **fields)
-    return await Served(text).render_whole(dialect, TOKENS, STOP, **completion)
+    return await Served(text).render_whole(dialect, TOKENS, reason, **completion)
 
 
 @pytest.mark.parametrize("fields", [{}, SCORES])
@@ -177,6 +178,16 @@ async def called(text: Text, content: str, is_cut: bool = False, **fields: Any) 
     reason, fields = LENGTH if is_cut else STOP, {"tool_choice": "required", **fields}
     events, _ = await stream(text, reason, tokens, **fields)
     return events
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [ADD], "tool_choice": "required"}])
+async def test_what_an_operator_ends_is_incomplete(text: Text, fields: dict[str, Any]) -> None:
+    events, _ = await stream(text, ABORT, **fields)
+    assert events[-1].type == "response.incomplete"
+    response = Response.model_validate(await render_whole(text, ABORT, **fields))
+    for made in (events[-1].response, response):
+        assert made.status == made.output[0].status == "incomplete"
+        assert made.incomplete_details is None  # none of OpenAI's reasons is it
 
 
 async def test_the_one_function_is_called_with_the_text(text: Text) -> None:

@@ -32,7 +32,7 @@ from srm.server.schema.completion_response import Choice
 from srm.server.text.text import Text
 from tests.kit.serving import joined, parts_of
 
-STOP, LENGTH = REASONS.index("stop"), REASONS.index("length")
+STOP, LENGTH, ABORT = map(REASONS.index, ("stop", "length", "abort"))
 WIDTH = 4
 """Alternatives in a step's rows."""
 STATUS = Status("ready", 9, 0, 0, 99, 1, 0, 512, 320, "f")
