@@ -86,11 +86,18 @@ class States:
         is_pending: bool = False,
     ) -> None:
         """Keep a response of this id, with the state of its tokens; without one if they are more
-        than the context. One that `is_pending` takes its place, and is dropped if that has ended.
-        Raises as `make`."""
+        than the context. One that `is_pending` takes its place; once that has ended, no state is
+        made, and it is dropped. `stop` ends it. Raises as `make`."""
         made = StateContent(token_ids, b""), "", ""
+
+        async def read() -> tuple[StateContent, str, str]:
+            there = is_pending and await self._run(self._store.get, id, owner.key)
+            if is_pending and not (there and there[0].is_pending):
+                return made
+            return await self._read(token_ids, owner, given, name=id if is_pending else "")
+
         if len(token_ids) // 4 <= self._model.n_ctx:
-            made = await _when_there_is_room(lambda: self._read(token_ids, owner, given))
+            made = await _when_there_is_room(read)
         record = self._record(id, owner, *made, turn=turn)
         if is_pending:
             await self._run(self._store.add, record, made[0], self._max_bytes, True)
@@ -117,10 +124,10 @@ class States:
             await self._client.control(message)
 
     async def _read(
-        self, token_ids: bytes, owner: RequestOwner, given: GivenState | None
+        self, token_ids: bytes, owner: RequestOwner, given: GivenState | None, name: str = ""
     ) -> tuple[StateContent, str, str]:
         """Return the state of these tokens, from a `given` one if they begin with its, and
-        fingerprint and arithmetic of what made it."""
+        fingerprint and arithmetic of what made it. `name` is for `EndRequests`."""
         if given is not None and not token_ids.startswith(given.token_ids):
             given = None
         request = Request(
@@ -131,6 +138,7 @@ class States:
             share=owner.share,
             weight=owner.weight,
             returns_state=True,
+            name=name,
             **state_fields(given, owner.salt()),
         )
         outputs: list[Output] = []

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec import Raw
 
 from srm.engine.messages import PROMPT, Output, Request
 from srm.engine.state_file import StateContent, from_file, to_file
@@ -38,6 +39,8 @@ class Engine:
         """Requests that find no room from now on."""
         self.open_now = self.most_open = 0
         self.is_away_after = 1_000
+        self.names: list[str] = []
+        """By which requests can be ended."""
 
     def require_status(self) -> Any:
         return STATUS
@@ -49,6 +52,7 @@ class Engine:
         self.is_away_after -= 1
         if self.is_away_after < 0:
             raise EngineUnavailable("it has gone")
+        self.names += [request.name for request in requests]
         return self
 
     def __enter__(self) -> Any:
@@ -137,6 +141,21 @@ async def test_a_reply_that_nobody_waits_for_leaves_no_state(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert store.list("own", 99) == [] and engine.open_now == 0
+
+
+async def test_of_a_response_that_has_ended_no_state_is_made(
+    states: States, engine: Engine, store: StateStore
+) -> None:
+    ids, turn = [f"resp_{digit * 32}" for digit in "012"], Raw(b"{}")
+    for id in ids:
+        await states.begin(id, OWNER, turn)
+    await states.end(ids[1], OWNER, turn)
+    await states.delete(ids[2], OWNER, "response_id")
+    for id in ids:
+        await states.keep(id, ids_of(3, 4), OWNER, None, turn, is_pending=True)
+    assert engine.names == ids[:1]  # by which a cancel ends it
+    there = [store.get(id, OWNER.key) for id in ids]
+    assert [pair and pair[0].num_tokens for pair in there] == [2, 0, None]
 
 
 @pytest.mark.parametrize(
