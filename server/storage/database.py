@@ -325,8 +325,11 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
-def full(folder: Path) -> StoreFull:
-    return StoreFull(f"no space is left on the disk of {folder}: delete files, or add space")
+def full(folder: Path, spare_bytes: int = 0) -> StoreFull:
+    """Return the error where fewer than `spare_bytes` are free; 0: none are."""
+    spare = f"less than the {spare_bytes // 1024**2} MiB that must stay free"
+    left = spare if spare_bytes else "no space"
+    return StoreFull(f"{left} is left on the disk of {folder}: delete files, or add space")
 
 
 def _unwritable(folder: Path, reason: str) -> StoreError:

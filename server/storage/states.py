@@ -30,7 +30,7 @@ from srm.server.schema.states import StateObject
 from srm.server.storage.database import full, transact, translated
 
 _SPARE_BYTES = 16 * 1024**2
-"""Room on the disk that states leave: to delete takes some, too."""
+"""Room on the disk that states leave: to delete takes some, too, and to end what is pending."""
 _VERSION = 1
 _PRAGMAS = {
     "synchronous": "NORMAL",
@@ -134,8 +134,9 @@ class StateStore:
 
         def add(connection: sqlite3.Connection) -> StateRecord:
             self._sweep(connection)
-            if shutil.disk_usage(self._path.parent).free < _SPARE_BYTES:
-                raise full(self._path.parent)
+            takes_room = bool(content.token_ids) or not is_end
+            if takes_room and shutil.disk_usage(self._path.parent).free < _SPARE_BYTES:
+                raise full(self._path.parent, _SPARE_BYTES)
             row = self._row(connection, "record", record.id, record.owner)
             there = self._decoded(row[0]) if row else None
             if is_end:

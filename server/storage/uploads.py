@@ -128,7 +128,7 @@ class Upload:
         kept_bytes = self._kept_bytes + self._all.coming[self._owner]
         check_quota(kept_bytes, self._all.max_store_bytes)
         if self._store.free_bytes() < LEAST_FREE_BYTES:
-            raise full(self._store.folder)
+            raise full(self._store.folder, LEAST_FREE_BYTES)
 
     def _write(self, pieces: list[bytes]) -> None:
         self._check_room()

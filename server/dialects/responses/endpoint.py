@@ -230,16 +230,20 @@ def add_routes(router: Router, states: States) -> None:
 
     async def delete_response(response_id: str) -> ResponseDeleted:
         (_, is_made), owner = await stored(response_id), of_current_request()
-        await states.delete(response_id, owner, "response_id")
-        if is_made:
-            await states.stop(response_id, owner)
+        try:
+            await states.delete(response_id, owner, "response_id")
+        finally:  # though it cannot be stored; not before, since what is cut would be
+            if is_made:
+                await states.stop(response_id, owner)
         return ResponseDeleted(id=response_id)
 
     async def cancel_response(response_id: str) -> HttpResponse:
         (reply, is_made), owner = await stored(response_id), of_current_request()
         if is_made:
-            await states.end(response_id, owner, _turn(_ended(reply, "cancelled")))
-            await states.stop(response_id, owner)
+            try:
+                await states.end(response_id, owner, _turn(_ended(reply, "cancelled")))
+            finally:
+                await states.stop(response_id, owner)
             reply, _ = await stored(response_id)  # which may have been made meanwhile
         return json_reply(reply)
 

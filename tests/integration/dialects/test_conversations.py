@@ -316,11 +316,11 @@ def test_a_full_disk_keeps_responses_and_takes_no_more(long: Path, tmp_path: Pat
             first = respond(server)
             disk.fill()
             asked = {"previous_response_id": first["id"]}
-            assert "no space is left" in error_of(post(server, **asked), 507)["message"]
+            assert "is left on the disk" in error_of(post(server, **asked), 507)["message"]
             *_, event, _ = post(server, **asked, stream=True).text.split("\n\n")
             failed = json.loads(event.partition("data: ")[2])["response"]
             assert (failed["status"], failed["store"]) == ("failed", False)
-            assert "no space is left" in failed["error"]["message"]
+            assert "is left on the disk" in failed["error"]["message"]
             assert server.get(f"{PATH}/{first['id']}").json() == first
             assert respond(server, **asked, store=False)["status"]
             server.wait_until_idle()

@@ -157,6 +157,6 @@ def assert_full(server: Server, files: dict[str, bytes]) -> None:
         server.post(save_state=True, n=3, max_tokens=3),
         server.http.put(f"{STATES}/state_{'0' * 32}/content", content=next(iter(files.values()))),
     ):
-        assert "no space is left" in error_of(reply, 507)["message"]
+        assert "is left on the disk" in error_of(reply, 507)["message"]
     for id, file in files.items():
         assert content(server, id).content == file

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import msgspec
@@ -29,6 +30,7 @@ from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring
 from tests.kit.engines.numpy_runner import TINY
 
+FULL = Mock(side_effect=StoreFull("no space"))
 ID, OWNER = f"resp_{'0' * 32}", RequestOwner()
 BEGINNING = {"id": ID, "status": "in_progress", "error": None, "background": True}
 
@@ -41,10 +43,15 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
 
 
 @pytest.fixture
-def states(store: StateStore) -> Iterator[States]:
-    client: Any = None  # it is not asked
+def engine() -> AsyncMock:
+    """It is told to stop, and not asked."""
+    return AsyncMock()
+
+
+@pytest.fixture
+def states(store: StateStore, engine: AsyncMock) -> Iterator[States]:
     with ThreadPoolExecutor(1) as threads:
-        yield States(store, client, TINY, threads)
+        yield States(store, engine, TINY, threads)
 
 
 async def begun(states: States, make: Any) -> asyncio.Task[None]:
@@ -55,12 +62,12 @@ async def begun(states: States, make: Any) -> asyncio.Task[None]:
     return task
 
 
-async def get(states: States) -> Any:
+async def get(states: States, method: str = "GET", path: str = "") -> Any:
     app = FastAPI()
     add_routes(app.router, states)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://srm") as client:
-        return (await client.get(f"/v1/responses/{ID}")).json()
+        return (await client.request(method, f"/v1/responses/{ID}{path}")).json()
 
 
 async def test_a_bug_fails_one_response_alone(
@@ -88,12 +95,14 @@ async def test_a_stop_fails_what_it_does_not_wait_for(states: States) -> None:
 
 
 async def test_on_a_full_disk_it_has_failed_all_the_same(
-    states: States, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    states: States,
+    store: StateStore,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def make() -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-        token_ids = bytes(4 * TINY.n_ctx + 4)  # of which no state is made
-        await states.keep(ID, token_ids, OWNER, None, Raw(b"{}"), is_pending=True)
+        monkeypatch.setattr(store, "add", FULL)
+        raise ZeroDivisionError
 
     task = await begun(states, make)
     await task
@@ -102,7 +111,25 @@ async def test_on_a_full_disk_it_has_failed_all_the_same(
         failed = await get(states)
         assert failed["status"] == "failed"
         assert "or could not store it" in failed["error"]["message"]
-    assert "no space is left on the disk" in caplog.text
+    assert "could not be stored: no space" in caplog.text
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/cancel"), ("DELETE", "")])
+async def test_what_cannot_be_stored_is_stopped_all_the_same(
+    states: States,
+    store: StateStore,
+    engine: AsyncMock,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+) -> None:
+    task = await begun(states, asyncio.Event().wait)
+    monkeypatch.setattr(store, "add" if path else "delete", FULL)
+    with pytest.raises(StoreFull):
+        await get(states, method, path)
+    assert engine.control.await_args.args[0].names == {ID}
+    task.cancel()
+    await task
 
 
 async def test_what_cannot_begin_is_refused(

@@ -174,9 +174,18 @@ def test_a_full_disk_refuses_more_and_lets_delete(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = made.add()
+    pending, nothing = pending_of(record, f"resp_{'0' * 32}")
+    made.store.add(pending, nothing)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=15 * 1024**2))
-    with pytest.raises(StoreFull, match="no space is left"):
+    full = pytest.raises(StoreFull, match="less than the 16 MiB that must stay free is left")
+    with full:
         made.add()
+    content = StateContent(b"\1\0\0\0" * 2, bytes(40))
+    with full:
+        made.store.add(msgspec.structs.replace(record, id=pending.id), content, is_end=True)
+    cancelled = msgspec.structs.replace(pending, is_pending=False)
+    made.store.add(cancelled, nothing, is_end=True)
+    assert made.store.get(pending.id, "") == (cancelled, nothing)
     assert made.store.delete(record.id, "")
 
 
