@@ -34,7 +34,7 @@ from srm.errors import (
 from srm.server.errors import Conflict, NotFinite, PreviousNotFound
 from srm.server.generation.engine_request import RequestOwner, state_fields
 from srm.server.generation.prompts import GivenState
-from srm.server.schema.states import DEFAULT_TTL_S, MAX_TTL_S
+from srm.server.schema.states import DEFAULT_TTL_S
 from srm.server.storage.states import StateRecord, StateStore, new_state_id
 from srm.tasks import task_group
 
@@ -107,8 +107,7 @@ class States:
     async def begin(self, id: str, owner: RequestOwner, turn: Raw) -> None:
         """Keep that a response is being made here, until `release`. Raises QuotaExceeded and
         StoreError."""
-        # Whoever makes it may wait for longer than it is kept afterwards.
-        record = self._record(id, owner, _NOTHING, "", "", ttl_s=MAX_TTL_S, turn=turn)
+        record = self._record(id, owner, _NOTHING, "", "", turn=turn)
         await self._add(msgspec.structs.replace(record, is_pending=True), _NOTHING)
 
     async def end(self, id: str, owner: RequestOwner, turn: Raw) -> None:

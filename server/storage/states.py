@@ -36,6 +36,8 @@ _PRAGMAS = {
     "synchronous": "NORMAL",
     "secure_delete": "ON",  # a state is its owner's prompt
 }
+_IS_THERE = "(expires_at > ? OR is_held(id))"
+"""What is being made does not expire meanwhile."""
 _SCHEMA = f"""
 PRAGMA auto_vacuum = FULL;
 PRAGMA journal_mode = WAL;
@@ -210,7 +212,7 @@ class StateStore:
 
         def delete(connection: sqlite3.Connection) -> bool:
             deleted = connection.execute(
-                "DELETE FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
+                f"DELETE FROM states WHERE id = ? AND owner = ? AND {_IS_THERE}",
                 (id, owner, int(self._clock())),
             )
             return deleted.rowcount > 0
@@ -240,7 +242,7 @@ class StateStore:
         self, connection: sqlite3.Connection, columns: str, id: str, owner: str
     ) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = connection.execute(
-            f"SELECT {columns} FROM states WHERE id = ? AND owner = ? AND expires_at > ?",
+            f"SELECT {columns} FROM states WHERE id = ? AND owner = ? AND {_IS_THERE}",
             (id, owner, int(self._clock())),
         ).fetchone()
         return row
@@ -258,7 +260,8 @@ class StateStore:
 
     def _sweep(self, connection: sqlite3.Connection) -> None:
         """Delete expired states."""
-        connection.execute("DELETE FROM states WHERE expires_at <= ?", (int(self._clock()),))
+        expired = "expires_at <= ? AND NOT is_held(id)"
+        connection.execute(f"DELETE FROM states WHERE {expired}", (int(self._clock()),))
 
     def _run(
         self,
@@ -293,6 +296,7 @@ class StateStore:
                 connection.execute(f"PRAGMA {name} = {value}")
             file = self._path.with_name("responses.lock")
             self._locks = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+            connection.create_function("is_held", 1, self._is_held)
         except BaseException:
             connection.close()
             raise

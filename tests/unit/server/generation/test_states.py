@@ -20,6 +20,7 @@ from srm.errors import ContextTooLong, EngineUnavailable, InvalidRequest, Overlo
 from srm.server.errors import Conflict, NotFinite, QuotaExceeded
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.states import States
+from srm.server.schema.states import DEFAULT_TTL_S
 from srm.server.storage.states import StateRecord, StateStore, new_state_id
 from tests.kit.engines.making import IDLE
 from tests.kit.engines.numpy_runner import TINY
@@ -149,6 +150,8 @@ async def test_of_a_response_that_has_ended_no_state_is_made(
     ids, turn = [f"resp_{digit * 32}" for digit in "012"], Raw(b"{}")
     for id in ids:
         await states.begin(id, OWNER, turn)
+    (pending, _) = store.get(ids[0], OWNER.key) or (None, None)
+    assert pending is not None and pending.expires_at == pending.created_at + DEFAULT_TTL_S
     await states.end(ids[1], OWNER, turn)
     await states.delete(ids[2], OWNER, "response_id")
     for id in ids:

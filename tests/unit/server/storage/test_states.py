@@ -251,6 +251,23 @@ def test_what_is_pending_ends_once(made: Made) -> None:
     assert made.store.bytes_of("") == record.num_bytes + whole.num_bytes
 
 
+def test_what_is_pending_expires_once_nobody_makes_it(made: Made) -> None:
+    made_on, lost = (pending_of(made.add(), f"resp_{digit * 32}") for digit in "01")
+    for pair in (made_on, lost):
+        made.store.add(*pair)
+    made.clock.now += 60
+    made.store.expire()
+    for pair in (made_on, lost):
+        assert made.store.get(pair[0].id, "") == pair
+    made.store.release(lost[0].id)
+    assert made.store.get(lost[0].id, "") is None and not made.store.delete(lost[0].id, "")
+    made.store.expire()
+    assert made.store.bytes_of("") == made_on[0].num_bytes
+    end = msgspec.structs.replace(made_on[0], is_pending=False, expires_at=NOW + 90)
+    made.store.add(end, made_on[1], is_end=True)
+    assert made.store.get(end.id, "") == (end, made_on[1])
+
+
 HOLDER = """
 import sys; from pathlib import Path; import msgspec
 from srm.server.storage.states import StateContent, StateRecord, StateStore
@@ -279,6 +296,9 @@ def test_what_is_pending_is_lost_with_its_process(made: Made) -> None:
     with subprocess.Popen(arguments, cwd=ROOT, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         assert are_lost() == are_lost() == [False, False, True]  # to look holds nothing
+        made.clock.now += 9_999  # when all have expired
+        assert are_lost() == [False, False, True]
+        made.clock.now -= 9_999
         holder.kill()
         holder.wait()
     assert are_lost() == [False, True, True]
