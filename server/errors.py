@@ -25,13 +25,14 @@ Every error body of the server has the nested shape `{"error": {message, type, p
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import Scope
 
 from srm import errors
 from srm.errors import MAX_MESSAGE, cut
@@ -194,14 +195,22 @@ async def framework_error(request: Request, error: Exception) -> Response:
     kind = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
     path = cut(request.url.path, _SHOWN_PATH)
     message = f"{error.detail}: {cut(request.method, _SHOWN_PATH)} {path}"
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the router names those of its first route alone
+        there = _routes(request, request.scope)
+        headers["Allow"] = ", ".join(sorted({name for own in there for name in own.methods or ()}))
     if way := here(request.url.path):
         message += f": {way}"
     elif status == HTTPStatus.NOT_FOUND and (meant := _path_meant(request)):
         message += f"; did you mean {meant}?"
-    elif allowed := (error.headers or {}).get("Allow"):
-        message += f"; it takes {', '.join(sorted(allowed.split(', ')))}"
+    elif allowed := headers.get("Allow"):
+        message += f"; it takes {allowed}"
     body = ErrorBody(ErrorDetail(message, kind, None, status.name.lower()))
-    return response(status, body, dict(error.headers or {}))
+    return response(status, body, headers)
+
+
+def _routes(request: Request, scope: Scope) -> list[Any]:
+    return [route for route in request.app.routes if route.matches(scope)[0] is not Match.NONE]
 
 
 def _path_meant(request: Request) -> str | None:
@@ -213,9 +222,7 @@ def _path_meant(request: Request) -> str | None:
         end = "/".join(["", *parts[begin:]])
         for path in (f"/v1{end}", end):
             scope = {**request.scope, "path": path, "root_path": ""}
-            if end != "/" and any(
-                route.matches(scope)[0] is not Match.NONE for route in request.app.routes
-            ):
+            if end != "/" and _routes(request, scope):
                 return path
     return None
 

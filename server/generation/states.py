@@ -303,11 +303,11 @@ async def _when_there_is_room(make: Callable[[], Awaitable[T]]) -> T:
 
 def _is_of(field: str, id: str) -> bool:
     """Whether the id is of the kind that this field names."""
-    return id.startswith("state_" if field == "state" else "resp_")
+    return id.startswith("state_" if field.startswith("state") else "resp_")
 
 
 def _not_found(id: str, field: str) -> RequestError:
-    kind = "state" if field == "state" else "response"
+    kind = "state" if field.startswith("state") else "response"
     message = f"there is no {kind} {id[:80]!r}"
     if field == "previous_response_id":
         return PreviousNotFound(f"{message}: only those made with store = true are kept", field)

@@ -100,8 +100,9 @@ def _route(
             return WhileConnected(partial(action, body, **request.path_params))
         given: list[Any] = [request] if operation.form is not None else []
         if operation.query is not None:
-            query = cast(type[Fields], operation.query)
-            given.append(from_text(query, request.query_params.multi_items()))
+            query, items = cast(type[Fields], operation.query), request.query_params.multi_items()
+            own = [item for item in items if item[0] not in operation.queries]
+            given.append(from_text(query, own))
         made = action(*given, **request.path_params)
         return _as_response(await made if isawaitable(made) else made)
 

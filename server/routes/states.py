@@ -129,11 +129,11 @@ def add_routes(
         return StateList.begin([*map(_object, records)], query.limit)
 
     async def get_state(state_id: str) -> StateObject:
-        record, _ = await states.get(state_id, of_current_request())
+        record, _ = await states.get(state_id, of_current_request(), "state_id")
         return _object(record)
 
     async def delete_state(state_id: str) -> StateDeleted:
-        await states.delete(state_id, of_current_request())
+        await states.delete(state_id, of_current_request(), "state_id")
         return StateDeleted(id=state_id)
 
     actions = (create, list_states, get_state, delete_state)
@@ -141,7 +141,7 @@ def add_routes(
 
     @router.get("/v1/states/{state_id}/content")
     async def content(state_id: str) -> Response:
-        record, own = await states.get(state_id, of_current_request())
+        record, own = await states.get(state_id, of_current_request(), "state_id")
         return Response(to_file(own, record.fingerprint, record.arithmetic), media_type=_FILE)
 
     @router.put("/v1/states/{state_id}/content")

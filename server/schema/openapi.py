@@ -91,7 +91,8 @@ class Operation(msgspec.Struct, frozen=True):
     parameters: Mapping[str, str] = {}
     """Meaning of each parameter in the path."""
     queries: Mapping[str, str] = {}
-    """Meaning of each parameter in the query; each may be given several times."""
+    """Meaning of each parameter in the query that may be given several times; beside a `query` they
+    are not used."""
     query: type[msgspec.Struct] | None = None
     """Parameters in the query that may be given once."""
     form: type[msgspec.Struct] | None = None

@@ -115,6 +115,8 @@ def test_openais_client_polls_and_cancels(server: Server) -> None:
         asked: dict[str, Any] = {"model": server.folder.name, "input": "the cat", "store": True}
         first = client.responses.create(background=True, max_output_tokens=9, **asked)
         second = client.responses.create(background=True, **asked)
+        included: list[Any] = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+        assert client.responses.retrieve(first.id, include=included) == first
         assert client.responses.retrieve(first.id) == first and first.status == "in_progress"
         assert client.responses.cancel(second.id).status == "cancelled"
         refused = pytest.raises(openai.BadRequestError, match="stream must be false")

@@ -214,6 +214,13 @@ def test_a_response_is_no_state_of_the_list(server: Server) -> None:
     assert error_of(server.get(f"{PATH}/{id}"), 404)["param"] == "response_id"
 
 
+def test_a_wrong_method_is_told_all_that_a_path_takes(server: Server) -> None:
+    for path in (f"{PATH}/x", "/v1/states/x"):
+        reply = server.http.post(path, json={})
+        assert error_of(reply, 405)["message"].endswith("; it takes DELETE, GET")
+        assert reply.headers["allow"] == "DELETE, GET"
+
+
 def test_a_response_is_deleted_while_the_next_begins(server: Server) -> None:
     first = respond(server)
     body = {"input": "on", **ASKED, "previous_response_id": first["id"], "stream": True}

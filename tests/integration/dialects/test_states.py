@@ -213,7 +213,9 @@ def test_a_key_has_states_of_its_own_up_to_its_quota(text_model: Path, tmp_path:
             server.http.get(f"{path}/content", headers=b),
             server.http.post(COMPLETIONS, json={"state": id}, headers=b),
         ):
-            assert error_of(reply, 404)["message"] == f"there is no state {id!r}"
+            error = error_of(reply, 404)
+            named = "state" if reply.request.method == "POST" else "state_id"
+            assert (error["message"], error["param"]) == (f"there is no state {id!r}", named)
         assert server.http.get(STATES, headers=b).json()["data"] == []
         while (reply := server.http.post(STATES, json={"prompt": "a cat"}, headers=a)).is_success:
             pass
