@@ -91,9 +91,10 @@ class States:
         made = StateContent(token_ids, b""), "", ""
 
         async def read() -> tuple[StateContent, str, str]:
-            there = is_pending and await self._run(self._store.get, id, owner.key)
-            if is_pending and not (there and there[0].is_pending):
-                return made
+            if is_pending:
+                there = await self._run(self._store.get, id, owner.key)
+                if there is None or not there[0].is_pending:
+                    return made
             return await self._read(token_ids, owner, given, name=id if is_pending else "")
 
         if len(token_ids) // 4 <= self._model.n_ctx:

@@ -184,7 +184,7 @@ async def called(text: Text, content: str, is_cut: bool = False, **fields: Any) 
 async def test_what_an_operator_ends_is_incomplete(text: Text, fields: dict[str, Any]) -> None:
     events, _ = await stream(text, ABORT, **fields)
     assert events[-1].type == "response.incomplete"
-    response = Response.model_validate(await render_whole(text, ABORT, **fields))
+    response: Any = Response.model_validate(await render_whole(text, ABORT, **fields))
     for made in (events[-1].response, response):
         assert made.status == made.output[0].status == "incomplete"
         assert made.incomplete_details is None  # none of OpenAI's reasons is it
