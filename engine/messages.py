@@ -432,9 +432,11 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refu
     message: str
     param: str | None = None
     retry_after_s: int | None = None
+    tokens: int = 0
+    """What its completions that ran had sampled."""
 
 
-def refusal(request_id: str, error: SRMError) -> Refusal:
+def refusal(request_id: str, error: SRMError, tokens: int = 0) -> Refusal:
     """Make the Refusal that reports this error."""
     return Refusal(
         id=request_id,
@@ -442,6 +444,7 @@ def refusal(request_id: str, error: SRMError) -> Refusal:
         message=error.message,
         param=getattr(error, "param", None),
         retry_after_s=getattr(error, "retry_after_s", None),
+        tokens=tokens,
     )
 
 

@@ -116,7 +116,7 @@ class Stream(AbstractContextManager["Stream"]):
         self._error: Exception | None = None
         self._again_version = 0  # of the weights that what comes again is of
         self._is_shut = False
-        self._num_left = 0  # tokens, once the block was left
+        self._num_left = 0  # tokens that were not read, once the block was left
         self._uncounted: set[str] = set()  # requests whose engine has not said how many it sampled
         self._when_counted: Callable[[int], None] | None = None
         self.parts: list[list[Part]] = []
@@ -370,7 +370,7 @@ class Stream(AbstractContextManager["Stream"]):
         drains."""
         runs = (self._state == RUNS).reshape(-1, self.n).any(axis=1)
         samples = [output for _, output in self._outputs if output.index != PROMPT]
-        self._num_left = sum(len(output.token_ids) // 4 for output in samples)
+        self._num_left += sum(len(output.token_ids) // 4 for output in samples)
         self._num_left += self._unread.num_tokens
         for part in chain(*self.parts):
             self._streams.take_back(part)
@@ -394,9 +394,9 @@ class Stream(AbstractContextManager["Stream"]):
         self._call_when_counted()
 
     def count(self, request_id: str, sampled: int) -> None:
-        """Count what an engine had sampled of a request that was aborted."""
+        """Count what an engine had sampled of a request that was aborted or refused."""
         self._num_left += sampled
-        self._uncounted.remove(request_id)
+        self._uncounted.discard(request_id)
         self._call_when_counted()
 
     def _call_when_counted(self) -> None:
@@ -462,13 +462,13 @@ class Streams:
 
     def receive(self, message: Outputs | Refusal | Done) -> None:
         """Divide a step's tokens among the streams; what nobody reads any more is dropped."""
-        if isinstance(message, Done):
-            if message.id in self.uncounted:
-                _, stream = self.uncounted.pop(message.id)
-                stream.count(message.id, int(message.detail["tokens"]))
-            return
-        if isinstance(message, Refusal):
-            self.refuse(message.id, error_of(message))
+        if isinstance(message, Done | Refusal) and message.id in self.uncounted:
+            _, stream = self.uncounted.pop(message.id)
+            sampled = message.detail["tokens"] if isinstance(message, Done) else message.tokens
+            stream.count(message.id, int(sampled))
+        elif isinstance(message, Refusal):
+            self.refuse(message.id, error_of(message), message.tokens)
+        if not isinstance(message, Outputs):
             return
         version = message.weights_version
         self.again = {stream for stream in self.again if stream.check_again(version)}
@@ -506,13 +506,15 @@ class Streams:
         if direct and self._write is not None:
             self._write(direct)
 
-    def refuse(self, request_id: str, error: SRMError) -> None:
-        """End the stream of this request with this error."""
+    def refuse(self, request_id: str, error: SRMError, sampled: int = 0) -> None:
+        """End the stream of this request with this error; it had sampled so many tokens."""
         if request_id in self._places:
             stream, part = self._places[request_id]
             # An engine that breaks says so to all whose requests it had.
             if not (isinstance(error, StepFailed) and stream.run_again(part)):
                 stream.fail(error)
+                if part.request.emit == "final":  # else they have come
+                    stream.count(request_id, sampled)
 
     def lose(self, engine: int, make: Callable[[], SRMError]) -> None:
         """Note that an engine has gone; streams that end by that get an error each."""

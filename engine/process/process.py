@@ -363,9 +363,10 @@ class EngineProcess:
             self._owner.pop(message.id, None)
             done = self.weight_reload.make(partial(self._end_requests, EndRequests(message.id)))
             if message.running == "drop":
-                for request_id in self._owner:
-                    self._engine.abort(request_id)
+                request_ids = [*self._owner]
                 self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
+                for request_id in request_ids:
+                    self._engine.abort(request_id)
             self._durable.forget()
         except StepFailed:
             raise
@@ -466,8 +467,8 @@ class EngineProcess:
             _, client, request_id = self._time_out.popleft()
             error = TimedOut(f"it took longer than {self._config.request_timeout_s:g} s")
             if self._owner.get(request_id) == client:
-                self._engine.abort(request_id)
                 self._refuse(request_id, error)
+                self._engine.abort(request_id)
             elif self._compiling.drop(client, request_id):
                 self._send(client, refusal(request_id, error))
 
@@ -514,7 +515,8 @@ class EngineProcess:
 
     def _refuse(self, request_id: str, error: SRMError) -> None:
         if (client := self._forget(request_id)) is not None:
-            self._send(client, refusal(request_id, error))
+            sampled = self._engine.scheduler.count_sampled(request_id)
+            self._send(client, refusal(request_id, error, sampled))
 
     def _answer(self, client: bytes, message_id: str, result: Detail | SnapshotError) -> None:
         if isinstance(result, SnapshotError):

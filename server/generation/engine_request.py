@@ -20,6 +20,7 @@ import msgspec
 from srm.engine.messages import Request, SamplingParams, begin_from
 from srm.errors import InvalidRequest
 from srm.server.generation.prompts import GivenState, Prompt
+from srm.server.http.limits import Account
 from srm.server.http.request_log import CURRENT
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.sampling_fields import SamplingRequest
@@ -48,6 +49,13 @@ class RequestOwner:
     """Whose kept prompts it may begin from: a key's name; empty: everybody's."""
     key: str = ""
     """Name of its API key, whose states it may use; empty without keys."""
+    account: Account | None = None
+    """That of its API key; None: nobody pays."""
+
+    def charge(self, tokens: int) -> None:
+        """Take tokens that it has used from its account."""
+        if self.account is not None:
+            self.account.charge(tokens)
 
     def salt(self, own: str = "") -> str:
         """Return what its key's prompts and a request's `own` salt have for themselves; no key's
@@ -67,8 +75,8 @@ def of_current_request() -> RequestOwner:
     account = entry and entry.account
     if not account:
         return RequestOwner()
-    name, prompts_of = account.name, account.prompts_of
-    return RequestOwner(name, priority=account.priority, prompts_of=prompts_of, key=name)
+    name, rank, prompts_of = account.name, account.priority, account.prompts_of
+    return RequestOwner(name, priority=rank, prompts_of=prompts_of, key=name, account=account)
 
 
 def wants_whole(request: CompletionRequest) -> bool:

@@ -138,13 +138,14 @@ class Generation:
         return max(computed - self.completion_tokens, 0)
 
     def when_counted(self, call: Callable[[int, int], None]) -> None:
-        """Have `call` called with the request's completion tokens and those discarded, once it is
-        over. If it ended early, that is later, and all that were sampled count as the first."""
-        if self.stream is None or not self.stream.unfinished:
-            call(self.completion_tokens, self.discarded_tokens)
-            return
+        """Have `call` called with the request's completion tokens, and those sampled that were not
+        charged yet, once it is over. If it ended early, that is later, with all that were sampled.
+        """
         decoded = self.detokenizer.num_tokens + self.num_ahead
-        self.stream.when_counted(lambda left: call(decoded + left, 0))
+        if self.stream is None or not self.stream.unfinished:
+            call(self.completion_tokens, 0 if self._beams else decoded)
+            return
+        self.stream.when_counted(lambda left: call(decoded + left, decoded + left))
 
     @property
     def is_awaited(self) -> bool:
@@ -206,7 +207,7 @@ class Generation:
         if not requests:
             return
         if self._beams is not None:
-            tokens = await self._beams.run(client, requests)
+            tokens = await self._beams.run(client, requests, self.owner.charge)
             self.first_output = time.monotonic()
             self.weights_version = max(search.version for search in self._beams.searches)
             yield tokens

@@ -26,12 +26,14 @@ _TOGETHER = 128
 """Nodes whose children are read before other tasks get their turn."""
 
 Check = Callable[[], None]
+Charge = Callable[[int], None]
+"""Is called with the tokens of each round that were sampled, waited for or not."""
 Expanded = list[tuple[TreeNode, list[Output]]]
 """Nodes, each with the Outputs that its children are made of."""
 
 
 async def grow(
-    client: EngineClient, search: TreeSearch, id: str
+    client: EngineClient, search: TreeSearch, id: str, charge: Charge
 ) -> AsyncGenerator[list[TreeNode], None]:
     """Yield new nodes in order, some at a time, until the tree is complete; their reader adds
     them to the search before it asks for more. `id` is unique. Raises what the engine refuses; one
@@ -39,7 +41,7 @@ async def grow(
     search.tree.check_fits(client.require_status())
     with _stand_in(client, search.asked, id) as check:
         for level, nodes in enumerate(iter(search.next_round, [])):
-            expanding = _expand(client, search, nodes, f"{id}-{level}", check)
+            expanding = _expand(client, search, nodes, f"{id}-{level}", check, charge)
             # What comes is read while the next ones are expanded.
             async with aclosing(read_ahead(expanding, _chain)) as arriving:
                 async for expanded in arriving:
@@ -69,7 +71,12 @@ def _stand_in(client: EngineClient, asked: Request, id: str) -> Iterator[Check]:
 
 
 async def _expand(
-    client: EngineClient, search: TreeSearch, nodes: list[TreeNode], id: str, check: Check
+    client: EngineClient,
+    search: TreeSearch,
+    nodes: list[TreeNode],
+    id: str,
+    check: Check,
+    charge: Charge,
 ) -> AsyncGenerator[Expanded, None]:
     """Yield the nodes in order, expanded. Raises what `check` does."""
     most = client.require_status().max_waiting // 2 // search.tree.branching
@@ -77,20 +84,13 @@ async def _expand(
     while begin < len(nodes):
         check()
         some = nodes[begin : begin + size]
-        outputs: list[list[Output]] = [[] for _ in some]
         requests = []
         for place, node in enumerate(some):
             requests.append(search.request(node, f"{id}-{begin + place}-{tries}"))
             if not place % _TOGETHER:
                 await asyncio.sleep(0)
         try:
-            with client.open(requests) as stream:
-                while stream.unfinished:
-                    await stream.wait()
-                    for place, output in stream.take_outputs():
-                        outputs[place].append(output)
-                search.first_version = search.first_version or stream.first_version
-                search.version = stream.version
+            outputs = await _answer(client, search, requests, charge)
         except Overloaded as error:
             if nodes == [search.prompt]:  # nothing would be lost
                 raise
@@ -99,6 +99,26 @@ async def _expand(
             continue
         yield list(zip(some, outputs, strict=True))
         begin += size
+
+
+async def _answer(
+    client: EngineClient, search: TreeSearch, requests: list[Request], charge: Charge
+) -> list[list[Output]]:
+    """Return the Outputs of each request. Raises what the engine refuses."""
+    outputs: list[list[Output]] = [[] for _ in requests]
+    stream = client.open(requests)
+    try:
+        with stream:
+            while stream.unfinished:
+                await stream.wait()
+                for place, output in stream.take_outputs():
+                    outputs[place].append(output)
+            search.first_version = search.first_version or stream.first_version
+            search.version = stream.version
+    finally:
+        read = sum(len(output.token_ids) // 4 for own in outputs for output in own)
+        stream.when_counted(lambda left: charge(read + left))
+    return outputs
 
 
 def _chain(parts: list[Expanded]) -> Expanded:
@@ -120,7 +140,7 @@ class BeamSearch:
         """Tokens computed so far."""
         return sum(search.num_tokens for search in self.searches)
 
-    async def run(self, client: EngineClient, requests: list[Request]) -> Tokens:
+    async def run(self, client: EngineClient, requests: list[Request], charge: Charge) -> Tokens:
         """Return the texts as samples of the requests, one a prompt; they may be fewer than n.
         Raises as `grow`."""
         if 2 * self._n > (most := client.require_status().max_logprobs):
@@ -131,7 +151,9 @@ class BeamSearch:
             )
         turns = asyncio.Semaphore(_SEARCHES)
         async with task_group() as group:
-            tasks = [group.create_task(self._search(client, own, turns)) for own in requests]
+            tasks = [
+                group.create_task(self._search(client, own, turns, charge)) for own in requests
+            ]
         rows = [
             (place * self._n + sample, node)
             for place, task in enumerate(tasks)
@@ -147,12 +169,12 @@ class BeamSearch:
         )
 
     async def _search(
-        self, client: EngineClient, request: Request, turns: asyncio.Semaphore
+        self, client: EngineClient, request: Request, turns: asyncio.Semaphore, charge: Charge
     ) -> list[TreeNode]:
         async with turns:
             search = TreeSearch(self._beams, self._model, request, repr, only_leaves=True)
             self.searches.append(search)
-            async with aclosing(grow(client, search, request.id)) as growing:
+            async with aclosing(grow(client, search, request.id, charge)) as growing:
                 async for nodes in growing:
                     search.add(nodes)
             return search.best(self._n, self._length_penalty)

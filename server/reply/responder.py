@@ -196,12 +196,10 @@ def _record(generation: Generation) -> None:
     metrics.PROMPT_TOKENS.inc(usage.prompt_tokens)
     metrics.COMPLETION_TOKENS.inc(usage.completion_tokens)
     metrics.REQUEST_PROMPT_TOKENS.observe(usage.prompt_tokens)
-    entry = CURRENT.get(None)  # None: nobody asked over HTTP
 
-    def count(completion_tokens: int, discarded_tokens: int) -> None:
+    def count(completion_tokens: int, unpaid: int) -> None:
         metrics.REQUEST_COMPLETION_TOKENS.observe(completion_tokens)
-        if entry is not None and entry.account is not None:
-            entry.account.charge(usage.prompt_tokens + completion_tokens + discarded_tokens)
+        generation.owner.charge(usage.prompt_tokens + unpaid)
 
     generation.when_counted(count)
     metrics.REQUEST_CHOICES.observe(generation.num_choices)
@@ -211,7 +209,7 @@ def _record(generation: Generation) -> None:
     first_token_s = generation.first_output and generation.first_output - generation.started
     if first_token_s is not None:
         metrics.TIME_TO_FIRST_TOKEN.observe(first_token_s)
-    if entry is not None:
+    if (entry := CURRENT.get(None)) is not None:  # else nobody asked over HTTP
         entry.completion_id, entry.first_token_s = generation.id, first_token_s
         entry.prompt_tokens += usage.prompt_tokens
         entry.completion_tokens += usage.completion_tokens

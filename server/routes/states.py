@@ -23,7 +23,6 @@ from srm.server.generation.engine_request import of_current_request
 from srm.server.generation.prompts import encode_prompts
 from srm.server.generation.states import States
 from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.http.request_log import CURRENT
 from srm.server.http.responses import add_operations
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import TokenIds
@@ -118,11 +117,8 @@ def add_routes(
         )
         with naming({} if chat is None else {"prompt": "messages"}, {}):
             (token_ids,) = await encode_prompts(reading, text, begun, chat is not None)
-        record = await states.make(token_ids, owner, begun, asked.metadata, asked.ttl_s)
-        entry = CURRENT.get(None)
-        if entry is not None and entry.account is not None:
-            entry.account.charge(record.num_tokens)
-        return _object(record)
+        owner.charge(len(token_ids) // 4)  # whether it is waited for or not
+        return _object(await states.make(token_ids, owner, begun, asked.metadata, asked.ttl_s))
 
     async def list_states(query: StateQuery) -> StateList:
         records = await states.list(of_current_request(), query.limit + 1, query.after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import deque
 from contextlib import aclosing
 from functools import partial
@@ -23,9 +24,11 @@ from srm.engine.messages import (
     EndRequests,
     HoldWeights,
     LoadWeights,
+    Output,
     Pause,
     Resume,
 )
+from srm.engine.process.engine import Engine
 from srm.engine.tree_search import Tree, TreeSearch
 from srm.errors import EngineUnavailable, InvalidRequest, SRMError, SwapInProgress, TimedOut
 from srm.server.generation.trees import grow
@@ -180,7 +183,10 @@ async def test_a_search_is_ended_between_its_rounds(
     served = serve(request_timeout_s=1_000)
     asked = msgspec.structs.replace(request_of(), name="mine")
     search = TreeSearch(Tree(depth=9), served.engine.model, asked, repr)
-    async with connected(endpoint) as client, aclosing(grow(client, search, "a")) as growing:
+    async with (
+        connected(endpoint) as client,
+        aclosing(grow(client, search, "a", [].append)) as growing,
+    ):
         search.add(await anext(growing))
         await until(lambda: served.engine.scheduler.is_quiet)
         error: type[SRMError] = EngineUnavailable
@@ -201,6 +207,43 @@ async def test_a_search_is_ended_between_its_rounds(
         assert served.engine.num_steps == steps
 
 
+class StandingEngine(Engine):
+    """Makes no step once it has sampled 12 tokens."""
+
+    def step_overlapped(self) -> list[Output]:
+        if self.scheduler.latencies.num_sampled < 12:
+            return super().step_overlapped()
+        time.sleep(0.002)
+        return self.settle()
+
+
+@pytest.mark.parametrize("way", ["all", "drop", "time", "left"])
+async def test_a_round_that_ends_early_is_charged(
+    serve: Serve, endpoint: str, tiny_folder: Path, way: str
+) -> None:
+    served = serve(make_engine=StandingEngine, request_timeout_s=1_000)
+    engine, charged = served.engine, list[int]()
+    tree = Tree(branching=4, node_tokens=50, depth=1)
+    search = TreeSearch(tree, engine.model, request_of(), repr)
+    async with connected(endpoint) as client:
+        nodes = asyncio.ensure_future(anext(grow(client, search, "a", charged.append)))
+        sampled = engine.scheduler.latencies
+        await until(lambda: sampled.num_sampled >= 12 and engine._in_flight is None)
+        if way == "all":
+            await client.control(EndRequests("ends"))
+        elif way == "drop":
+            await client.load_weights(str(tiny_folder), "drop")
+        elif way == "time":
+            late = served.process._time_out
+            served.process._time_out = deque((0.0, own, id) for _, own, id in late)
+        else:
+            nodes.cancel()
+        await asyncio.wait([nodes])
+        await until(lambda: bool(charged))
+    assert sum(charged) == sampled.num_sampled
+    assert way == "left" or isinstance(nodes.exception(), SRMError)
+
+
 async def test_a_search_leaves_no_request(serve: Serve, endpoint: str) -> None:
     served = serve()
     aborted = partial(sample_value, "srm_engine_requests_total", outcome="aborted")
@@ -209,11 +252,12 @@ async def test_a_search_leaves_no_request(serve: Serve, endpoint: str) -> None:
         asked = request_of(durable=durable)
         search = TreeSearch(Tree(depth=2), served.engine.model, asked, repr)
         async with connected(endpoint) as client:
-            async for nodes in grow(client, search, "a"):
+            charged: list[int] = []
+            async for nodes in grow(client, search, "a", charged.append):
                 search.add(nodes)
                 assert served.engine.scheduler.num_requests <= (not durable)
             await until(lambda: not served.engine.scheduler.num_requests)
-        assert len(search.nodes) == 2 + 4
+        assert len(search.nodes) == 2 + 4 and sum(charged) == search.num_tokens
     assert aborted() == before
 
 

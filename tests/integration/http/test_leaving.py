@@ -97,11 +97,14 @@ async def test_1000_clients_that_leave_the_demo_model() -> None:
         await check(running, 1_000)
 
 
-def connect(server: Server, times: int = 1, key: str = "", **fields: Any) -> socket.socket:
-    """A client that has sent a completion request so many times."""
+def connect(
+    server: Server, times: int = 1, key: str = "", path: str = COMPLETIONS, **fields: Any
+) -> socket.socket:
+    """A client that has sent a request, of completions if not otherwise said, so many times."""
     address = urlsplit(server.url)
-    body = json.dumps({"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields})
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {key}\r\n"
+    own = {} if "tree" in fields else {"max_tokens": 60}
+    body = json.dumps({"prompt": [5], "ignore_eos": True, **own, **fields})
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {key}\r\n"
     client = socket.create_connection((address.hostname, address.port))
     client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode() * times)
     return client
@@ -148,23 +151,29 @@ def test_tokens_of_clients_that_left_are_counted(holding: Server, text_model: Pa
 
 
 def test_clients_that_left_pay_for_what_was_sampled(text_model: Path, tmp_path: Path) -> None:
-    keys = {"whole": "w" * 16, "stream": "s" * 16}
+    tree = {"path": "/v1/trees", "tree": {"branching": 60, "node_tokens": 60, "depth": 1}}
+    kinds: list[dict[str, Any]]
+    kinds = [{"n": 60}, {"n": 60, "stream": True}, tree, {**tree, "stream": True}]
+    keys = {f"key{number}": f"{number}" * 16 for number in range(len(kinds) + 1)}
     (tmp_path / "keys").write_text("".join(f"{name} {key}\n" for name, key in keys.items()))
     limits = (f"--api-keys-file={tmp_path / 'keys'}", "--tokens-per-minute=2")
-    flags = (*SERVER_FLAGS, *limits, f"--admin-port={free_port()}")
+    flags = (*SERVER_FLAGS, *limits, f"--admin-port={free_port()}", "--max-state-bytes=1")
     module = "tests.kit.processes.held_engine"
     made = "srm_engine_decode_tokens_total"
     with Server(text_model, *flags, engine_module=module) as server:
-        for number, (name, key) in enumerate(keys.items(), 1):
-            with (
-                held(text_model, steps=3),
-                connect(server, key=key, n=60, stream=name == "stream"),
-            ):
-                wait_until(lambda: server.metric(made) == 180 * number)  # noqa: B023
-            server.wait_until_idle()
+        for number, key in enumerate(keys.values()):
+            headers, before = {"x-api-key": key}, server.metric(made)
+            if number == len(kinds):  # a state that is read, and not kept
+                asked: Any = {"prompt": [5, 6, 7]}
+                reply = server.http.post("/v1/states", json=asked, headers=headers)
+                assert reply.status_code == 403, reply.text
+            else:
+                with held(text_model, steps=3), connect(server, key=key, **kinds[number]):
+                    wait_until(lambda: server.metric(made) > before)  # noqa: B023
+                server.wait_until_idle()
 
-            def refused(key: str = key) -> bool:
-                body, headers = {"prompt": "a", "n": -1}, {"x-api-key": key}
+            def refused(headers: dict[str, str] = headers) -> bool:
+                body = {"prompt": "a", "n": -1}
                 return server.http.post(COMPLETIONS, json=body, headers=headers).status_code == 429
 
             wait_until(refused)

@@ -19,6 +19,7 @@ from srm.engine.messages import (
     Done,
     Output,
     Outputs,
+    Refusal,
     Request,
     SamplingParams,
     StartSamples,
@@ -226,6 +227,21 @@ def test_the_engine_counts_tokens_of_what_is_aborted() -> None:
     streams.lose(0, lambda: EngineUnavailable("gone"))
     streams.receive(Done("b", {"tokens": 9}))
     assert counted == [12] and not streams.uncounted
+
+
+@pytest.mark.parametrize("emit", ["final", "tokens"])
+def test_a_refusal_counts_what_was_sampled(emit: Any) -> None:
+    """Before the block is left and behind that; what is emitted as it comes has come."""
+    streams = Streams(list[ToEngine]().append)
+    stream = streams.open([request(name, 2, emit=emit) for name in "ab"])
+    counted: list[int] = []
+    with stream:
+        streams.receive(Refusal("a", "request_timeout", "late", tokens=5))
+    streams.receive(Refusal("b", "request_timeout", "late", tokens=3))
+    stream.when_counted(counted.append)
+    for name in "ab":
+        streams.receive(Done(name, {"tokens": 0}))
+    assert counted == [8 if emit == "final" else 0] and not streams.uncounted
 
 
 def test_samples_that_were_stopped_by_name_are_not_counted_again() -> None:
