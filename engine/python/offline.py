@@ -209,6 +209,7 @@ class Engine:
         )
         search.tree.check_fits(steps.status())
         with naming(pending):
+            steps.scheduler.check(pending.request)
             steps.scheduler.check(search.request(search.prompt, ""))
         self._is_busy = True
         try:
@@ -409,8 +410,7 @@ def _begun(state: State | None, steps: SteppedEngine) -> dict[str, Any]:
         return {}
     if not isinstance(state, State):
         raise InvalidRequest(f"state must be a State, got {show_value(state)}", "state")
-    before = np.asarray(state.token_ids, np.int32)
-    return {"before": before, **state.request_fields(steps.status())}
+    return {"before": state.token_ids, **state.request_fields(steps.status())}
 
 
 def _streamed(params: SamplingParams) -> SamplingParams:

@@ -11,7 +11,7 @@ import numpy as np
 from srm.engine.messages import Status, begin_from
 from srm.engine.state_file import StateContent, from_file, to_file
 from srm.engine.steps.batch import F32, I32
-from srm.errors import InvalidRequest
+from srm.errors import InvalidRequest, show_value
 from srm.files import read_file
 
 
@@ -28,11 +28,38 @@ class State:
     arithmetic: str
     """Device and data type that made it."""
 
+    def __post_init__(self) -> None:
+        """Check it, and have arrays of its own. Raises InvalidRequest."""
+        ids, values = np.array(self.token_ids), np.array(self.values)
+        are_ids = ids.ndim == 1 and ids.size and ids.dtype.kind in "iu"
+        if not are_ids or not 0 <= ids.min() <= ids.max() < 2**31:
+            raise InvalidRequest(
+                "token_ids must be a row of integers 0 … 2**31 - 1, at least one; got "
+                f"{show_value(self.token_ids)}",
+                "token_ids",
+            )
+        if values.ndim != 1 or values.dtype.kind not in "iuf":
+            values = np.array([np.nan])
+        with np.errstate(over="ignore"):  # what is beyond float32 is infinite there
+            values = values.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise InvalidRequest(
+                f"values must be a row of finite float32, got {show_value(self.values)}", "values"
+            )
+        for name, array in (("token_ids", ids.astype(np.int32)), ("values", values)):
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
     def save(self, path: str | Path) -> None:
-        """Write it as the file that `/v1/states/{id}/content` has. Raises OSError."""
-        arrays = (self.token_ids, "<i4"), (self.values, "<f4")
-        own = StateContent(*(np.asarray(array, kind).tobytes() for array, kind in arrays))
-        Path(path).write_bytes(to_file(own, self.fingerprint, self.arithmetic))
+        """Write it as the file that `/v1/states/{id}/content` has, or leave what is there. Raises
+        OSError."""
+        own = StateContent(self.token_ids.tobytes(), self.values.tobytes())
+        partial = Path(f"{Path(path)}.partial")
+        try:
+            partial.write_bytes(to_file(own, self.fingerprint, self.arithmetic))
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> State:
@@ -53,5 +80,4 @@ class State:
             )
         if len(self.token_ids) == 1:
             return {}
-        values = np.asarray(self.values, "<f4").tobytes()
-        return begin_from(values, len(self.token_ids) - 1, self.fingerprint)
+        return begin_from(self.values.tobytes(), len(self.token_ids) - 1, self.fingerprint)

@@ -238,8 +238,10 @@ class States:
         if len(tokens) > self._model.n_ctx:
             raise ContextTooLong.from_length(len(tokens), self._model.n_ctx, "token_ids")
         if not len(tokens) or not 0 <= tokens.min() <= tokens.max() < self._model.vocab_size:
+            got = f"{tokens.min()} … {tokens.max()}" if len(tokens) else "none"
+            allowed = f"0 … {self._model.vocab_size - 1}"
             raise InvalidRequest(
-                f"token_ids must be 0 … {self._model.vocab_size - 1}, at least one", "token_ids"
+                f"token_ids must be {allowed}, at least one; got {got}", "token_ids"
             )
         state = np.frombuffer(content.state, "<f4")
         width = self._model.state_width if len(tokens) > 1 else 0

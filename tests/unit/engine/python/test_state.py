@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,54 @@ def test_a_wrong_state_is_refused(text_model: Path, changes: Any, message: str) 
         with pytest.raises(ContextTooLong):
             llm.state([3] * 200)
         assert llm.generate([HEAD], PARAMS)
+
+
+FINITE, IDS = "values must be a row of finite float32, got ", "token_ids must be a row of integers"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"values": [0.5, float("nan")]}, f"{FINITE}[0.5, nan]"),
+        ({"values": [1e39]}, f"{FINITE}[1e+39]"),
+        ({"values": np.zeros((1, 8), np.float32)}, FINITE),
+        ({"values": ["a"]}, f"{FINITE}['a']"),
+        ({"token_ids": []}, f"{IDS} 0 … 2**31 - 1, at least one; got []"),
+        ({"token_ids": np.array([2**32 + 3])}, IDS),
+        ({"token_ids": [-1]}, IDS),
+        ({"token_ids": [2.0, 3.0]}, f"{IDS} 0 … 2**31 - 1, at least one; got [2.0, 3.0]"),
+        ({"token_ids": [[1, 2]]}, IDS),
+    ],
+)
+def test_no_state_is_made_of_what_cannot_be_one(changes: Any, message: str) -> None:
+    fields: dict[str, Any] = {"token_ids": [1, 2], "values": [0.5, 2]}
+    with pytest.raises(InvalidRequest) as refused:
+        State(**{**fields, **changes}, fingerprint="", arithmetic="")
+    assert refused.value.message.startswith(message) and [refused.value.param] == [*changes]
+
+
+def test_a_file_of_a_state_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    own = StateContent(np.array([1, 2], "<i4").tobytes(), np.array([np.inf], "<f4").tobytes())
+    (tmp_path / "state").write_bytes(to_file(own, "", ""))
+    with pytest.raises(InvalidRequest, match="values must be a row of finite float32"):
+        State.load(tmp_path / "state")
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, Any] = {"token_ids": [1, 2], "values": [0.5], "arithmetic": ""}
+    State(**fields, fingerprint="before").save(path := tmp_path / "state")
+
+    def write_half(self: Path, data: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        State(**fields, fingerprint="after").save(path)
+    assert State.load(path).fingerprint == "before" and [*tmp_path.iterdir()] == [path]
 
 
 def test_other_types_are_refused_and_lists_count_as_arrays(text_model: Path) -> None:

@@ -189,8 +189,9 @@ def test_a_tree_ends_at_the_context() -> None:
     tree = Tree(branching=1, node_tokens=7, depth=100, width=1)
     nodes = llm.tree([1] * 60, tree, SamplingParams(ignore_eos=True))
     assert [len(node.token_ids) for node in nodes] == [5] and nodes[0].is_leaf
-    with pytest.raises(ContextTooLong):
-        llm.tree([1] * 65, tree)
+    for length in (65, 200):
+        with pytest.raises(ContextTooLong, match=f"^prompt 0: .* your prompt has {length} tokens"):
+            llm.tree([1] * length, tree)
 
 
 def test_a_tree_goes_on_from_a_state() -> None:

@@ -162,26 +162,27 @@ async def test_of_a_response_that_has_ended_no_state_is_made(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "state", "named"),
+    ("tokens", "state", "message"),
     [
-        ([3, 4], np.append(STATE[1:], np.float32(np.nan)), "state"),
-        ([3, 4], np.append(STATE[1:], np.float32(np.inf)), "state"),
-        ([3, 4], STATE[1:], "state"),
-        ([3], STATE, "state"),
-        ([3, 4], STATE[:0], "state"),
-        ([], STATE, "token_ids"),
-        ([3, TINY.vocab_size], STATE, "token_ids"),
-        ([3, -1], STATE, "token_ids"),
-        ([3] * (TINY.n_ctx + 1), STATE, "token_ids"),
+        ([3, 4], np.append(STATE[1:], np.float32(np.nan)), "state must be finite"),
+        ([3, 4], np.append(STATE[1:], np.float32(np.inf)), "state must be finite"),
+        ([3, 4], STATE[1:], "state must have"),
+        ([3], STATE, "state must have 0 values"),
+        ([3, 4], STATE[:0], "state must have"),
+        ([], STATE, "token_ids must be 0 … 31, at least one; got none"),
+        ([3, TINY.vocab_size], STATE, "token_ids must be 0 … 31, at least one; got 3 … 32"),
+        ([3, -1], STATE, "token_ids must be 0 … 31, at least one; got -1 … 3"),
+        ([3] * (TINY.n_ctx + 1), STATE, "This model's maximum context length"),
     ],
 )
 async def test_a_file_that_agrees_with_itself_may_be_wrong(
-    states: States, store: StateStore, tokens: list[int], state: Any, named: str
+    states: States, store: StateStore, tokens: list[int], state: Any, message: str
 ) -> None:
     file = file_of(StateContent(ids_of(*tokens), state.tobytes()))
     with pytest.raises((InvalidRequest, ContextTooLong)) as raised:
         await states.put(new_state_id(), file, OWNER)
-    assert raised.value.param == named and store.bytes_of("own") == 0
+    assert raised.value.message.startswith(message) and store.bytes_of("own") == 0
+    assert raised.value.param == ("state" if message.startswith("state") else "token_ids")
 
 
 def file_of(content: StateContent, fingerprint: str = "f") -> bytes:
