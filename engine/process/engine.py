@@ -163,10 +163,12 @@ class Engine:
         assert self._in_flight is None, "settle() comes first"
         sample = find_sample(asked, self.scheduler)
         if sample is None:
-            name = asked.of.rpartition("-")[0][:80]
+            name, _, prompt = asked.of.rpartition("-")
             raise NotFound(
-                f"sample {asked.index} of {name!r} does not run: there is no such completion of "
-                "yours, or the sample has ended"
+                f"sample index = {asked.index} of prompt_index = {prompt} of {name[:80]!r} does "
+                "not run: there is no such completion of yours, it has fewer prompts or samples, "
+                "is a search, or the sample has ended",
+                "index",
             )
         own, prefixes = sample.group, self.scheduler.prefixes
         states = sample.states

@@ -40,8 +40,9 @@ async def grow(
     that becomes overloaded meanwhile is waited for."""
     search.tree.check_fits(client.require_status())
     with _stand_in(client, search.asked, id) as check:
+        # Behind a `-` a fork by name would look for the number of a prompt.
         for level, nodes in enumerate(iter(search.next_round, [])):
-            expanding = _expand(client, search, nodes, f"{id}-{level}", check, charge)
+            expanding = _expand(client, search, nodes, f"{id}.{level}", check, charge)
             # What comes is read while the next ones are expanded.
             async with aclosing(read_ahead(expanding, _chain)) as arriving:
                 async for expanded in arriving:
@@ -86,7 +87,7 @@ async def _expand(
         some = nodes[begin : begin + size]
         requests = []
         for place, node in enumerate(some):
-            requests.append(search.request(node, f"{id}-{begin + place}-{tries}"))
+            requests.append(search.request(node, f"{id}.{begin + place}.{tries}"))
             if not place % _TOGETHER:
                 await asyncio.sleep(0)
         try:

@@ -119,14 +119,14 @@ def test_a_stream_forks_where_it_stands(servers: tuple[Server, ...], number: int
         ]
         forks = in_line(server, *calls)
         no_number = error_of(fork(server, stream.id, index=16), 404)["message"]
-        assert no_number.startswith(f"sample 16 of {stream.id!r} does not run")
+        assert no_number.startswith(f"sample index = 16 of prompt_index = 0 of {stream.id!r} ")
         error_of(fork(server, stream.id, prompt_index=2), 404)
     tokens = stream.tokens
     for index, reply in zip(indices, forks, strict=True):
         check(server, reply.result(), prompt, tokens[16 + index])
     assert error_of(fork(server, stream.id), 404)["message"] == (
-        f"sample 0 of {stream.id!r} does not run: there is no such completion of yours, or the "
-        "sample has ended"
+        f"sample index = 0 of prompt_index = 0 of {stream.id!r} does not run: there is no such "
+        "completion of yours, it has fewer prompts or samples, is a search, or the sample has ended"
     )
     server.wait_until_idle()
 
@@ -219,5 +219,5 @@ def test_another_key_forks_nothing(text_model: Path, tmp_path: Path) -> None:
             path = f"{COMPLETIONS}/mine/fork"
             other = {"authorization": f"Bearer {'b' * 16}"}
             error = error_of(server.http.post(path, json=FORK, headers=other), 404)
-            assert error["message"].startswith("sample 0 of 'mine' does not run: there is no such")
+            assert error["message"].startswith("sample index = 0 of prompt_index = 0 of 'mine' ")
         check(server, own.result(), [5, 6], stream.tokens[0])

@@ -30,7 +30,14 @@ from srm.engine.messages import (
 )
 from srm.engine.process.engine import Engine
 from srm.engine.tree_search import Tree, TreeSearch
-from srm.errors import EngineUnavailable, InvalidRequest, SRMError, SwapInProgress, TimedOut
+from srm.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    SRMError,
+    SwapInProgress,
+    TimedOut,
+)
 from srm.server.generation.trees import grow
 from tests.kit.engines.making import request_of, sample_value
 from tests.kit.engines.served_engine import (
@@ -185,7 +192,7 @@ async def test_a_search_is_ended_between_its_rounds(
     search = TreeSearch(Tree(depth=9), served.engine.model, asked, repr)
     async with (
         connected(endpoint) as client,
-        aclosing(grow(client, search, "a", [].append)) as growing,
+        aclosing(grow(client, search, "a", list[int]().append)) as growing,
     ):
         search.add(await anext(growing))
         await until(lambda: served.engine.scheduler.is_quiet)
@@ -224,11 +231,14 @@ async def test_a_round_that_ends_early_is_charged(
     served = serve(make_engine=StandingEngine, request_timeout_s=1_000)
     engine, charged = served.engine, list[int]()
     tree = Tree(branching=4, node_tokens=50, depth=1)
-    search = TreeSearch(tree, engine.model, request_of(), repr)
+    search = TreeSearch(tree, engine.model, msgspec.structs.replace(request_of(), name="b"), repr)
     async with connected(endpoint) as client:
         nodes = asyncio.ensure_future(anext(grow(client, search, "a", charged.append)))
         sampled = engine.scheduler.latencies
         await until(lambda: sampled.num_sampled >= 12 and engine._in_flight is None)
+        for id in "ab":  # no fork is of a search, whose samples are of any node
+            with pytest.raises(NotFound):
+                await client.read_sample(id, 0, 0, "")
         if way == "all":
             await client.control(EndRequests("ends"))
         elif way == "drop":

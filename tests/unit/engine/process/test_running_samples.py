@@ -93,8 +93,10 @@ def test_what_does_not_run_for_that_key_is_not_found() -> None:
     engine.add(asked("b-0", PROMPT, share="a", params={"n": 1}))
     engine.step()
     for id, index, share in (("a-0", 0, "b"), ("a-0", 2, "a"), ("a-0", -1, "a"), ("c-0", 0, "a")):
-        with pytest.raises(NotFound, match=f"^sample {index} of '{id[0]}' does not run"):
+        with pytest.raises(NotFound, match=f"^sample index = {index} of") as refused:
             read(engine, id, index, share=share)
+        assert f"of prompt_index = 0 of '{id[0]}' does not run" in refused.value.message
+        assert refused.value.param == "index"
     engine.stop("a-0", np.array([0], np.int32))
     while engine.has_request("a-0"):
         assert read(engine, "a-0", 1, share="a")[:3] == PROMPT
