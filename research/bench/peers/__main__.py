@@ -1,5 +1,4 @@
-"""`python -m research.bench.peers setup|run|list`: installs other engines, and measures all in one
-run.
+"""`python -m research.bench.peers COMMAND`: installs other engines, and measures all in one run.
 
 `run` measures the peers one after the other, between two measurements of the machine's peaks. A
 peer with a result in `results` is not run again, so an interrupted run can be resumed.
@@ -9,15 +8,17 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from research.bench.frame import Record, record_run
+from research.bench.frame import Record, note, record_run
 from research.bench.host.processes import Watch
 from research.bench.peaks.rates import peaks
 from research.bench.peaks.torch_side import torch_products
+from research.bench.peers import states, trees
 from research.bench.peers.catalog import chosen
 from research.bench.peers.config import Peer, PeersConfig
 from research.bench.peers.making import ENVIRONMENTS, install, make_model
@@ -30,6 +31,8 @@ USAGE = """usage: python -m research.bench.peers COMMAND [options]
 
   setup     install other engines, and make the models of all
   run       measure all of them and ours, and write a record
+  states    measure what is left of a conversation after its server died
+  trees     measure trees of samples beside independent samples
   list      their names
 
 `python -m research.bench.peers run --help` explains the options.
@@ -44,8 +47,9 @@ def main(argv: list[str]) -> int:
     if name in {"--help", "-h"}:
         sys.stdout.write(USAGE)
         return 0
-    if name not in {"setup", "run", "list"}:
-        raise ConfigError(f"python -m research.bench.peers knows setup, run and list, got {name!r}")
+    if name not in {"setup", "list", *_MEASURED}:
+        known = ", ".join(["setup", *_MEASURED])
+        raise ConfigError(f"python -m research.bench.peers knows {known} and list, got {name!r}")
     config = load(PeersConfig, rest, prog=f"python -m research.bench.peers {name}")
     peers = chosen(config.peers)
     if name == "list":
@@ -53,8 +57,11 @@ def main(argv: list[str]) -> int:
     elif name == "setup":
         _set_up(peers, config)
     else:
-        command = " ".join(["python -m research.bench.peers run", *rest])
-        record_run(command, config, "peers", partial(_measure, peers, config), markdown)
+        kinds, stem, measure, tables = _MEASURED[name]
+        if not (asked := [peer for peer in peers if peer.how in kinds]):
+            raise ConfigError(f"peers: `{name}` measures none of {', '.join(config.peers)}")
+        command = " ".join([f"python -m research.bench.peers {name}", *rest])
+        record_run(command, config, stem, partial(measure, asked, config), tables)
     return 0
 
 
@@ -113,8 +120,27 @@ def _gemm(config: PeersConfig) -> list[dict[str, Any]]:
     return products
 
 
+def _each(
+    measure: Callable[[Peer, PeersConfig], Record], peers: list[Peer], config: PeersConfig
+) -> Record:
+    results = []
+    for peer in peers:
+        _say(peer.name)
+        results.append(note(measure(peer, config)))
+    return {"results": results}
+
+
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
+
+
+_Measured = Callable[[list[Peer], PeersConfig], Record]
+_MEASURED: dict[str, tuple[tuple[str, ...], str, _Measured, Callable[[Record], list[str]]]] = {
+    "run": (("http", "offline"), "peers", _measure, markdown),
+    "states": (("states",), "peers-states", partial(_each, states.measure), states.markdown),
+    "trees": (("trees",), "peers-trees", partial(_each, trees.measure), trees.markdown),
+}
+"""Of each command the kinds of peers, the end of the record's name, and what measures and shows."""
 
 
 if __name__ == "__main__":

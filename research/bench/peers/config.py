@@ -17,8 +17,9 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     engine: str
     """Name of the engine in tables."""
-    how: Literal["http", "offline"]
-    """http: loaded by `srm loadtest`; offline: a timed program in the engine's environment."""
+    how: Literal["http", "offline", "states", "trees"]
+    """http: loaded by `srm loadtest`; offline: a timed program in the engine's environment; states,
+    trees: a server, a program, of the command of that name."""
     package: str = ""
     """The package whose version is recorded; ours has none."""
     environment: str = ""
@@ -61,7 +62,15 @@ class PeersConfig(Settings, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 200.0
     """Most seconds for all measurements of one peer; those done by then are kept."""
     results: Path = Path("runs/peers")
-    """Folder of each peer's result; a peer with a result there is not run again."""
+    """Folder of each peer's result; a peer with a result there is not run again by `run`."""
+    state_tokens: int = 20_000
+    """Tokens of the conversation of `states`."""
+    depth: int = 12
+    """Levels of the tree of `trees`, whose nodes have two children each."""
+    node_tokens: int = 8
+    """Tokens of a node."""
+    repetitions: int = 5
+    """Measurements of each figure of `states` and `trees`."""
 
     @property
     def folder(self) -> Path:

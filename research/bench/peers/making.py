@@ -123,7 +123,7 @@ def _make(peer: Peer, path: Path, folder: Path) -> None:
         sizes: dict[str, Any] = {
             "num_layers": LAYERS,
             "num_heads": HEADS,
-            "n_ctx": N_CTX,
+            "n_ctx": shape.n_ctx,
             "vocab_size": VOCAB_SIZE,
             "bos_token_id": 1,
             "eos_token_id": 2,

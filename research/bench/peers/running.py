@@ -10,6 +10,8 @@ import json
 import math
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +23,7 @@ from research.bench.host.serving import free_port, server
 from research.bench.peers.config import Peer, PeersConfig
 from research.bench.peers.making import PROGRAMS, make_model, python_of, surroundings
 from research.bench.peers.programs.timing import FIRST_TOKEN
-from research.bench.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
+from research.bench.peers.shapes import VOCAB_SIZE, shape_of
 from research.bench.peers.table import PeerPoint, PeerResult
 from research.bench.server.load import send
 from srm.errors import ConfigError
@@ -39,31 +41,20 @@ _PROBE_TOKENS = 4
 def run_peer(peer: Peer, config: PeersConfig) -> PeerResult:
     """Measure all concurrencies that its time allows; the result says what ended it early."""
     points: list[PeerPoint] = []
-    model, failure, version = make_model(peer, config.folder), "", engine_version(peer, config)
-    values = placeholders(peer, config, model)
-    command = [part.format(**values) for part in peer.command]
+    failure, values = "", placeholders(peer, config, make_model(peer, config.folder))
+    about = described(peer, config, values)
     try:
         with Watch() as watch:
             measure = _measure_server if peer.how == "http" else _measure_program
-            measure(peer, config, command, values, watch, points)
+            measure(peer, config, values, watch, points)
     except (subprocess.TimeoutExpired, TimeoutError):
         failure = f"not done in {config.timeout_s:g} s"
     except ConfigError as error:
         failure = str(error)
-    shape = shape_of(peer.model)
-    dtype = values["dtype"]
-    width = 2 if dtype == "bfloat16" and shape.kind == "llama" else peer.state_width
     return PeerResult(
-        name=peer.name,
-        engine=peer.engine,
+        **about,
         how=peer.how,
-        version=version,
-        model=peer.model,
-        dtype=dtype,
-        flops_per_token=shape.flops_per_token,
-        state_bytes=shape.state_bytes(width),
         most=peer.most,
-        command=" ".join(command).replace(str(config.folder), "PEERS").replace(str(ROOT), "."),
         settings=settings(config),
         points=tuple(points),
         failure=failure,
@@ -74,6 +65,23 @@ def settings(config: PeersConfig) -> str:
     """Describe the settings that affect results: equal ones make results comparable."""
     names = ("dtype", "prompt_tokens", "output_tokens", "seconds", "cores")
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
+
+
+def described(peer: Peer, config: PeersConfig, values: dict[str, str]) -> dict[str, Any]:
+    """Return what a result says of a peer, without this machine's folders. Raises ConfigError."""
+    command = " ".join(part.format(**values) for part in peer.command)
+    shape, dtype = shape_of(peer.model), values["dtype"]
+    width = 2 if dtype == "bfloat16" and shape.kind == "llama" else peer.state_width
+    return {
+        "name": peer.name,
+        "engine": peer.engine,
+        "version": engine_version(peer, config),
+        "model": peer.model,
+        "dtype": dtype,
+        "flops_per_token": shape.flops_per_token,
+        "state_bytes": shape.state_bytes(width),
+        "command": command.replace(str(config.folder), "PEERS").replace(str(ROOT), "."),
+    }
 
 
 def placeholders(peer: Peer, config: PeersConfig, model: Path) -> dict[str, str]:
@@ -87,7 +95,7 @@ def placeholders(peer: Peer, config: PeersConfig, model: Path) -> dict[str, str]
         "port": str(free_port()),
         "threads": str(config.cores),
         "slots": str(slots),
-        "context": str(slots * N_CTX),
+        "context": str(slots * shape_of(peer.model).n_ctx),
         "dtype": config.dtype if peer.is_narrow else "float32",
     }
 
@@ -103,19 +111,28 @@ def engine_version(peer: Peer, config: PeersConfig) -> str:
     return f"{peer.package} {ran.stdout.strip()}"
 
 
+@contextmanager
+def started(
+    peer: Peer, config: PeersConfig, values: dict[str, str], folder: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a peer's server in a folder until the end of the block."""
+    command = [part.format(**values) for part in peer.command]
+    variables = surroundings(peer.environment, config.folder) | peer.variables
+    ask = {"model": peer.model, "prompt": 3 * [FIRST_TOKEN], "max_tokens": _PROBE_TOKENS}
+    log = folder.absolute() / "server.log"
+    with server(command, variables, int(values["port"]), ask, log, _START_S) as process:
+        yield process
+
+
 def _measure_server(
     peer: Peer,
     config: PeersConfig,
-    command: list[str],
     values: dict[str, str],
     watch: Watch,
     points: list[PeerPoint],
 ) -> None:
-    folder = (config.results / peer.name).absolute()
-    variables = surroundings(peer.environment, config.folder) | peer.variables
     port = int(values["port"])
-    ask = {"model": peer.model, "prompt": 3 * [FIRST_TOKEN], "max_tokens": _PROBE_TOKENS}
-    with server(command, variables, port, ask, folder / "server.log", _START_S) as process:
+    with started(peer, config, values, config.results / peer.name) as process:
         watch.pid = process.pid
         deadline = time.monotonic() + config.timeout_s
         asked = {
@@ -176,7 +193,6 @@ def waves(tokens_per_s: float, concurrency: int, config: PeersConfig) -> int:
 def _measure_program(
     peer: Peer,
     config: PeersConfig,
-    command: list[str],
     values: dict[str, str],
     watch: Watch,
     points: list[PeerPoint],
@@ -191,10 +207,29 @@ def _measure_program(
         "seconds": config.seconds,
         "threads": config.cores,
     }
+    lines: list[dict[str, Any]] = []
+    try:
+        run_program(peer, config, task, watch, lines)
+    finally:
+        points += [offline_point(line, watch) for line in lines]
+
+
+def run_program(
+    peer: Peer,
+    config: PeersConfig,
+    task: dict[str, Any],
+    watch: Watch,
+    lines: list[dict[str, Any]],
+) -> None:
+    """Run a peer's program in its engine's environment, and add what it printed to `lines`.
+
+    Raises ConfigError if it fails, and TimeoutExpired after the peer's time.
+    """
     folder = (config.results / peer.name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "program.log"
-    python = [values["python"], "-m", PROGRAMS + command[0], json.dumps(task)]
+    interpreter = python_of(peer.environment, config.folder)
+    python = [interpreter, "-m", PROGRAMS + peer.command[0], json.dumps(task)]
     variables = surroundings(peer.environment, config.folder) | {"PYTHONPATH": str(ROOT)}
     variables |= {"OMP_NUM_THREADS": str(config.cores), **peer.variables}
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log.open("wb")}
@@ -210,8 +245,8 @@ def _measure_program(
             raise
         finally:
             assert process.stdout is not None
-            lines = [line for line in process.stdout if line.startswith(b"{")]  # some engines talk
-            points += [offline_point(msgspec.json.decode(line), watch) for line in lines]
+            own = [line for line in process.stdout if line.startswith(b"{")]  # some engines talk
+            lines += map(msgspec.json.decode, own)
     if process.returncode:
         raise ConfigError(f"its program failed: {log.read_text(errors='replace')[-500:].strip()}")
 

@@ -36,7 +36,7 @@ def test_a_peer_can_be_started_with_the_package_that_is_pinned(peer: Peer, tmp_p
     config = PeersConfig(peers_dir=tmp_path, dtype="bfloat16")
     values = placeholders(peer, config, tmp_path / "model")
     command = [part.format(**values) for part in peer.command]
-    if peer.how == "http":
+    if peer.how in {"http", "states"}:
         assert values["port"] in command
         assert str(tmp_path / "model") in command
     else:
@@ -74,8 +74,10 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "srm-512-http\nvllm-http\n"
     assert main([]) == 0
     assert "measure all of them and ours" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="knows setup, run and list, got 'walk'"):
+    with pytest.raises(ConfigError, match="knows setup, run, states, trees and list, got 'walk'"):
         main(["walk"])
+    with pytest.raises(ConfigError, match="peers: `trees` measures none of vllm-http"):
+        main(["trees", "--peers=vllm-http"])
 
 
 def test_waves_fill_the_time_that_is_wanted() -> None:
@@ -92,6 +94,8 @@ def test_waves_fill_the_time_that_is_wanted() -> None:
         ("srm-1024", 184.5, 4, 32),
         ("llama-512", 75.5, 2, 8 * 1024),
         ("llama-512", 75.5, 4, 2 * 8 * N_CTX * 512 * 4 / 1024),
+        ("llama-512-20480", 75.5, 2, 2 * 8 * 20_480),
+        ("mamba2-512-20480", 49.5, 4, 12 * (1024 * 128 + 3 * 1280) * 4 / 1024),
     ],
 )
 def test_what_a_token_costs_and_a_sequence_keeps(

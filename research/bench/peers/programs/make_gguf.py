@@ -1,4 +1,6 @@
-"""A GGUF file of random weights for llama.cpp: a Llama, whose matrices are float32.
+"""A GGUF file of random weights for llama.cpp: a Llama of float32, or a Mamba 2.
+
+Large matrices of Mamba 2 are bfloat16, with which a prompt takes three quarters of the time.
 
 The task: `shape`, `output` (the file), `tokenizer` (tokenizer.json, which goes into it).
 """
@@ -17,6 +19,7 @@ from research.bench.peers.programs.timing import read_task
 Tensors = dict[str, Any]
 
 _SCALE = 0.02
+_LARGE = 2**16
 _RNG = np.random.default_rng(0)
 
 
@@ -24,18 +27,27 @@ def _random(*shape: int) -> Any:
     return _RNG.standard_normal(shape, np.float32) * np.float32(_SCALE)
 
 
-def _describe(writer: Any, shape: dict[str, int]) -> None:
+def _describe(writer: Any, shape: dict[str, Any]) -> None:
     width, heads = shape["d_model"], shape["num_heads"]
-    writer.add_name(f"random llama {width}")
+    writer.add_name(f"random {shape['kind']} {width}")
     writer.add_context_length(shape["n_ctx"])
     writer.add_embedding_length(width)
     writer.add_block_count(shape["num_layers"])
     writer.add_vocab_size(shape["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_layer_norm_rms_eps(1e-5)
+    if shape["kind"] == "mamba2":
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+        writer.add_ssm_conv_kernel(shape["kernel"])
+        writer.add_ssm_inner_size(2 * width)
+        writer.add_ssm_state_size(shape["state_size"])
+        writer.add_ssm_time_step_rank(2 * width // shape["head_size"])
+        writer.add_ssm_group_count(1)
+        return
     writer.add_feed_forward_length(4 * width)
     writer.add_head_count(heads)
     writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(width // heads)
     writer.add_rope_freq_base(10_000.0)
 
@@ -74,9 +86,25 @@ def _llama(width: int) -> Tensors:
     }
 
 
+def _mamba(shape: dict[str, Any]) -> Tensors:
+    width, inner = shape["d_model"], 2 * shape["d_model"]
+    heads, mixed = inner // shape["head_size"], inner + 2 * shape["state_size"]
+    return {
+        "attn_norm.weight": np.ones(width, np.float32),
+        "ssm_in.weight": _random(inner + mixed + heads, width),
+        "ssm_conv1d.weight": _random(mixed, shape["kernel"]),
+        "ssm_conv1d.bias": _random(mixed),
+        "ssm_dt.bias": _random(heads),
+        "ssm_a": -np.exp(_random(heads, 1)),
+        "ssm_d": np.ones((heads, 1), np.float32),
+        "ssm_norm.weight": np.ones((1, inner), np.float32),
+        "ssm_out.weight": _random(width, inner),
+    }
+
+
 task = read_task()
 shape = task["shape"]
-writer = gguf.GGUFWriter(task["output"], "llama")
+writer = gguf.GGUFWriter(task["output"], shape["kind"])
 _describe(writer, shape)
 _add_tokenizer(writer, json.loads(Path(task["tokenizer"]).read_text()), shape["vocab_size"])
 width, vocab_size = shape["d_model"], shape["vocab_size"]
@@ -86,10 +114,13 @@ tensors: Tensors = {
     "output.weight": _random(vocab_size, width),
 }
 for layer in range(shape["num_layers"]):
-    for name, values in _llama(width).items():
+    made = _mamba(shape) if shape["kind"] == "mamba2" else _llama(width)
+    for name, values in made.items():
         tensors[f"blk.{layer}.{name}"] = values
 for name, values in tensors.items():
-    writer.add_tensor(name, values.astype(np.float32))
+    is_narrow = shape["kind"] == "mamba2" and values.size > _LARGE
+    kind = gguf.GGMLQuantizationType.BF16 if is_narrow else gguf.GGMLQuantizationType.F32
+    writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 writer.write_header_to_file()
 writer.write_kv_data_to_file()
 writer.write_tensors_to_file()

@@ -50,6 +50,32 @@ def random_prompts(task: dict[str, Any], count: int) -> Prompts:
     ]
 
 
+def measure_tree(
+    task: dict[str, Any], grow: Callable[[], int], sample: Callable[[int, int], int]
+) -> None:
+    """Time a tree, and as many tokens of independent samples, short and long ones, in turns.
+
+    `grow` and `sample`, of a number of samples and the tokens of each, return the tokens made.
+    """
+    depth, length = task["depth"], task["node_tokens"]
+    nodes = 2 ** (depth + 1) - 2
+    ways: dict[str, Callable[[], int]] = {
+        "tree": grow,
+        "samples of a node": lambda: sample(nodes, length),
+        "samples of a path": lambda: sample(nodes // depth, depth * length),
+    }
+    sample(max(task["concurrency"]), length)  # warms up
+    for repetition in range(task["repetitions"]):
+        for turn in range(len(ways)):
+            way = [*ways][(turn + repetition) % len(ways)]
+            began = time.monotonic()
+            tokens = ways[way]()
+            ended = time.monotonic()
+            entries = {"way": way, "tokens": tokens, "began": began, "ended": ended}
+            sys.stdout.write(json.dumps(entries) + "\n")
+            sys.stdout.flush()
+
+
 def measure(task: dict[str, Any], prepare: Prepare) -> None:
     """Measure each concurrency in turn. A generation of another length than asked for ends the
     program."""
