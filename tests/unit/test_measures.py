@@ -45,10 +45,10 @@ def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
 
 
 MOST = {
-    "lines: product": 79_000,
-    "lines: research and deploy": 15_400,
-    "lines: tests": 78_400,
-    "words by hand": 49_950,
+    "lines: product": 79_250,
+    "lines: research and deploy": 16_100,
+    "lines: tests": 79_650,
+    "words by hand": 50_500,
     "entries at the top": 28,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
