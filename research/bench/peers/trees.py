@@ -59,7 +59,8 @@ def markdown(record: Record) -> list[str]:
         f"Other programs used at most {max(foreign):.2f} CPUs meanwhile.",
         "",
         *table(
-            "engine | model | way | tokens/s, median | by a node's tokens | tree's to it, median",
+            f"engine | model | way | tokens/s, median | nodes of {settings['node_tokens']} tokens/s "
+            "| tree's to it, median",
             rows,
         ),
     ]
