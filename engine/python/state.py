@@ -38,21 +38,20 @@ class State:
                 f"{show_value(self.token_ids)}",
                 "token_ids",
             )
-        if values.ndim != 1 or values.dtype.kind not in "iuf":
-            values = np.array([np.nan])
-        with np.errstate(over="ignore"):  # what is beyond float32 is infinite there
-            values = values.astype(np.float32)
-        if not np.isfinite(values).all():
+        are_values = values.ndim == 1 and values.dtype.kind in "iuf"
+        if not are_values or not (abs(values) <= np.finfo(np.float32).max).all():
             raise InvalidRequest(
                 f"values must be a row of finite float32, got {show_value(self.values)}", "values"
             )
-        for name, array in (("token_ids", ids.astype(np.int32)), ("values", values)):
+        for name, array in (
+            ("token_ids", ids.astype(np.int32)),
+            ("values", values.astype(np.float32)),
+        ):
             array.flags.writeable = False
             object.__setattr__(self, name, array)
 
     def save(self, path: str | Path) -> None:
-        """Write it as the file that `/v1/states/{id}/content` has, or leave what is there. Raises
-        OSError."""
+        """Write it, in one step, as the file of `/v1/states/{id}/content`. Raises OSError."""
         own = StateContent(self.token_ids.tobytes(), self.values.tobytes())
         partial = Path(f"{Path(path)}.partial")
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -20,7 +20,6 @@ import msgspec
 from srm.engine.messages import Request, SamplingParams, begin_from
 from srm.errors import InvalidRequest
 from srm.server.generation.prompts import GivenState, Prompt
-from srm.server.http.limits import Account
 from srm.server.http.request_log import CURRENT
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.sampling_fields import SamplingRequest
@@ -49,13 +48,8 @@ class RequestOwner:
     """Whose kept prompts it may begin from: a key's name; empty: everybody's."""
     key: str = ""
     """Name of its API key, whose states it may use; empty without keys."""
-    account: Account | None = None
-    """That of its API key; None: nobody pays."""
-
-    def charge(self, tokens: int) -> None:
-        """Take tokens that it has used from its account."""
-        if self.account is not None:
-            self.account.charge(tokens)
+    charge: Callable[[int], None] = lambda _: None
+    """Takes tokens that it has used from its key's."""
 
     def salt(self, own: str = "") -> str:
         """Return what its key's prompts and a request's `own` salt have for themselves; no key's
@@ -76,7 +70,7 @@ def of_current_request() -> RequestOwner:
     if not account:
         return RequestOwner()
     name, rank, prompts_of = account.name, account.priority, account.prompts_of
-    return RequestOwner(name, priority=rank, prompts_of=prompts_of, key=name, account=account)
+    return RequestOwner(name, priority=rank, prompts_of=prompts_of, key=name, charge=account.charge)
 
 
 def wants_whole(request: CompletionRequest) -> bool:

@@ -138,9 +138,8 @@ class Generation:
         return max(computed - self.completion_tokens, 0)
 
     def when_counted(self, call: Callable[[int, int], None]) -> None:
-        """Have `call` called with the request's completion tokens, and those sampled that were not
-        charged yet, once it is over. If it ended early, that is later, with all that were sampled.
-        """
+        """Have `call` called with the request's completion tokens and all not charged yet, once it
+        is over. If it ended early, that is later, with all that were sampled."""
         decoded = self.detokenizer.num_tokens + self.num_ahead
         if self.stream is None or not self.stream.unfinished:
             call(self.completion_tokens, 0 if self._beams else decoded)

@@ -33,16 +33,15 @@ Expanded = list[tuple[TreeNode, list[Output]]]
 
 
 async def grow(
-    client: EngineClient, search: TreeSearch, id: str, charge: Charge
+    client: EngineClient, search: TreeSearch, charge: Charge
 ) -> AsyncGenerator[list[TreeNode], None]:
     """Yield new nodes in order, some at a time, until the tree is complete; their reader adds
-    them to the search before it asks for more. `id` is unique. Raises what the engine refuses; one
-    that becomes overloaded meanwhile is waited for."""
+    them to the search before it asks for more. Its request's id is unique. Raises what the engine
+    refuses; one that becomes overloaded meanwhile is waited for."""
     search.tree.check_fits(client.require_status())
-    with _stand_in(client, search.asked, id) as check:
-        # Behind a `-` a fork by name would look for the number of a prompt.
-        for level, nodes in enumerate(iter(search.next_round, [])):
-            expanding = _expand(client, search, nodes, f"{id}.{level}", check, charge)
+    with _stand_in(client, search.asked) as check:
+        for nodes in iter(search.next_round, []):
+            expanding = _expand(client, search, nodes, check, charge)
             # What comes is read while the next ones are expanded.
             async with aclosing(read_ahead(expanding, _chain)) as arriving:
                 async for expanded in arriving:
@@ -53,13 +52,13 @@ async def grow(
 
 
 @contextmanager
-def _stand_in(client: EngineClient, asked: Request, id: str) -> Iterator[Check]:
+def _stand_in(client: EngineClient, asked: Request) -> Iterator[Check]:
     """Have an engine hold a request that never starts, so that between rounds too there is what is
     ended by name or by a change of weights, and times out. Durable ones never are."""
     if asked.durable:
         yield lambda: None
         return
-    stand_in = replace(asked, id=f"{id}-search", params=SamplingParams(), first_wave=0)
+    stand_in = replace(asked, id=f"{asked.id}-search", params=SamplingParams(), first_wave=0)
     with client.open([stand_in]) as stream:
 
         def check() -> None:
@@ -72,12 +71,7 @@ def _stand_in(client: EngineClient, asked: Request, id: str) -> Iterator[Check]:
 
 
 async def _expand(
-    client: EngineClient,
-    search: TreeSearch,
-    nodes: list[TreeNode],
-    id: str,
-    check: Check,
-    charge: Charge,
+    client: EngineClient, search: TreeSearch, nodes: list[TreeNode], check: Check, charge: Charge
 ) -> AsyncGenerator[Expanded, None]:
     """Yield the nodes in order, expanded. Raises what `check` does."""
     most = client.require_status().max_waiting // 2 // search.tree.branching
@@ -87,7 +81,9 @@ async def _expand(
         some = nodes[begin : begin + size]
         requests = []
         for place, node in enumerate(some):
-            requests.append(search.request(node, f"{id}.{begin + place}.{tries}"))
+            # Behind a `-` a fork by name would look for the number of a prompt.
+            id = f"{search.asked.id}.{node.number + 1}.{tries}"
+            requests.append(search.request(node, id))
             if not place % _TOGETHER:
                 await asyncio.sleep(0)
         try:
@@ -175,7 +171,7 @@ class BeamSearch:
         async with turns:
             search = TreeSearch(self._beams, self._model, request, repr, only_leaves=True)
             self.searches.append(search)
-            async with aclosing(grow(client, search, request.id, charge)) as growing:
+            async with aclosing(grow(client, search, charge)) as growing:
                 async for nodes in growing:
                     search.add(nodes)
             return search.best(self._n, self._length_penalty)

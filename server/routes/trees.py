@@ -72,7 +72,7 @@ class Trees:
         self._models.check(asked.model)
         verifier = None if asked.verify is None else Verifier([asked.verify])
         search = await self._search(asked, owner, id := f"tree-{uuid.uuid4().hex}")
-        parts = self._parts(asked, search, owner, verifier, id)
+        parts = self._parts(asked, search, verifier, id)
         if asked.stream:
             return EventStream(_framed(parts))
         nodes: list[Raw] = []
@@ -113,12 +113,7 @@ class Trees:
         return ids
 
     async def _parts(
-        self,
-        asked: TreeRequest,
-        search: TreeSearch,
-        owner: RequestOwner,
-        verifier: Verifier | None,
-        id: str,
+        self, asked: TreeRequest, search: TreeSearch, verifier: Verifier | None, id: str
     ) -> AsyncGenerator[TreeReply, None]:
         """Yield the nodes as they come, and last the usage; scores decide which are expanded."""
         reply = TreeReply(
@@ -128,10 +123,10 @@ class Trees:
             nodes=[],
             system_fingerprint="",
         )
-        num_prompt = len(search.asked.prompt_token_ids) // 4
-        owner.charge(num_prompt)
+        num_prompt, charge = len(search.asked.prompt_token_ids) // 4, of_current_request().charge
+        charge(num_prompt)
         try:
-            async with aclosing(grow(self._client, search, id, owner.charge)) as growing:
+            async with aclosing(grow(self._client, search, charge)) as growing:
                 async for nodes in growing:
                     scores = await self._score(asked, nodes, verifier)
                     search.add(nodes)

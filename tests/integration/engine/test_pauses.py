@@ -192,7 +192,7 @@ async def test_a_search_is_ended_between_its_rounds(
     search = TreeSearch(Tree(depth=9), served.engine.model, asked, repr)
     async with (
         connected(endpoint) as client,
-        aclosing(grow(client, search, "a", list[int]().append)) as growing,
+        aclosing(grow(client, search, list[int]().append)) as growing,
     ):
         search.add(await anext(growing))
         await until(lambda: served.engine.scheduler.is_quiet)
@@ -233,7 +233,7 @@ async def test_a_round_that_ends_early_is_charged(
     tree = Tree(branching=4, node_tokens=50, depth=1)
     search = TreeSearch(tree, engine.model, msgspec.structs.replace(request_of(), name="b"), repr)
     async with connected(endpoint) as client:
-        nodes = asyncio.ensure_future(anext(grow(client, search, "a", charged.append)))
+        nodes = asyncio.ensure_future(anext(grow(client, search, charged.append)))
         sampled = engine.scheduler.latencies
         await until(lambda: sampled.num_sampled >= 12 and engine._in_flight is None)
         for id in "ab":  # no fork is of a search, whose samples are of any node
@@ -263,7 +263,7 @@ async def test_a_search_leaves_no_request(serve: Serve, endpoint: str) -> None:
         search = TreeSearch(Tree(depth=2), served.engine.model, asked, repr)
         async with connected(endpoint) as client:
             charged: list[int] = []
-            async for nodes in grow(client, search, "a", charged.append):
+            async for nodes in grow(client, search, charged.append):
                 search.add(nodes)
                 assert served.engine.scheduler.num_requests <= (not durable)
             await until(lambda: not served.engine.scheduler.num_requests)

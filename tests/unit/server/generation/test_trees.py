@@ -19,7 +19,7 @@ async def begin(tree: Tree) -> None:
     known = SimpleNamespace(max_logprobs=20, max_waiting=100)
     client = cast(EngineClient, SimpleNamespace(require_status=lambda: known))
     search = TreeSearch(tree, TINY, Request("", bytes(4), SamplingParams()), repr)
-    await anext(grow(client, search, "", list[int]().append))
+    await anext(grow(client, search, list[int]().append))
 
 
 @pytest.mark.parametrize(
