@@ -112,8 +112,7 @@ def test_states_become_a_table() -> None:
     text = "\n".join(states.markdown({"settings": settings, "results": [ours, lost]}))
     assert "ours, 1.0 | srm-512, float32 | 50.0 | 16,384 | 96,000 | 0.002 s | 0.003 s |" in text
     assert "| 0.2 s, 9 fed | 0.1 s, 1 fed | 5 s, 20,008 fed | 0.01 s, 8 fed | 2 of 3 |" in text
-    assert "theirs, 1.0 | srm-512, float32 | 50.0 | 16,384 | 0 | – | – | 0.2 s, 9 fed | – |" in text
-    assert "at most 0.25 CPUs" in text
+    assert "| 0 | – | – | 0.2 s, 9 fed | – |" in text and "at most 0.25 CPUs" in text
 
 
 def test_trees_become_a_table() -> None:
@@ -126,8 +125,7 @@ def test_trees_become_a_table() -> None:
     text = "\n".join(trees.markdown({"settings": settings, "results": [peer]}))
     assert "A tree of 6 nodes of 8 tokens" in text
     assert "| ours, 1.0 | srm-512, float32 | tree | 600 | 75 | 1.00 |" in text
-    assert "| samples | 1,200 | 150 | 0.50 |" in text
-    assert "at most 0.50 CPUs" in text
+    assert "| samples | 1,200 | 150 | 0.50 |" in text and "at most 0.50 CPUs" in text
 
 
 def test_a_tree_takes_turns_with_samples(capsys: pytest.CaptureFixture[str]) -> None:
