@@ -48,7 +48,7 @@ MOST = {
     "lines: product": 79_250,
     "lines: research and deploy": 16_100,
     "lines: tests": 79_650,
-    "words by hand": 50_500,
+    "words by hand": 50_600,
     "entries at the top": 28,
 }
 """The last count and one in a hundred more. A feature that needs more raises it."""
