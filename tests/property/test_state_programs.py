@@ -347,7 +347,7 @@ class Program:
         def ask(path: str, body: dict[str, Any]) -> httpx.Response | None:
             try:
                 return place.ask("POST", path, key, json=body)
-            except httpx.TransportError:
+            except (httpx.TransportError, RuntimeError):  # of a client closed with its server
                 return None
 
         with ThreadPoolExecutor(4) as threads:
