@@ -244,7 +244,7 @@ class StartSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is no request and is answered by its id."""
+    """A message that asks for no completion. Its reply has its id."""
 
     id: str
     """Id of this message, which no running request has."""
@@ -433,7 +433,7 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refu
     param: str | None = None
     retry_after_s: int | None = None
     tokens: int = 0
-    """What its completions that ran had sampled."""
+    """Tokens that its completions had sampled."""
 
 
 def refusal(request_id: str, error: SRMError, tokens: int = 0) -> Refusal:

@@ -32,7 +32,7 @@ class Draining:
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
-        """What runs, and a stop waits for."""
+        """Running requests. A stop waits for them."""
 
 
 class DrainingServer(uvicorn.Server):

@@ -35,7 +35,7 @@ class LogEntry:
     not_enforced: str | None = None
     """Places of schemas that are not enforced, as a header has them."""
     goes_on: asyncio.Task[None] | None = None
-    """What is still done for it when it has been answered, which holds its body."""
+    """A task that goes on after the reply and holds the request's body; None: there is none."""
     broken_off: int = 0
     """The status of the error that ended a reply already begun; 0 without one."""
 

@@ -53,7 +53,7 @@ _HAVE_RETRY = (429, 503)
 
 
 class Router(Protocol):
-    """What routes need of FastAPI's router: batches do without its import."""
+    """The methods of FastAPI's router that routes use. Batches need not import FastAPI."""
 
     def add_api_route(
         self, path: str, endpoint: Callable[..., Any], *, methods: list[str]

@@ -37,7 +37,7 @@ _PRAGMAS = {
     "secure_delete": "ON",  # a state is its owner's prompt
 }
 _IS_THERE = "(expires_at > ? OR is_held(id))"
-"""What is being made does not expire meanwhile."""
+"""SQL: a state has not expired. One that is being made does not expire."""
 _SCHEMA = f"""
 PRAGMA auto_vacuum = FULL;
 PRAGMA journal_mode = WAL;

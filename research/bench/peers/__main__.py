@@ -140,7 +140,8 @@ _MEASURED: dict[str, tuple[tuple[str, ...], str, _Measured, Callable[[Record], l
     "states": (("states",), "peers-states", partial(_each, states.measure), states.markdown),
     "trees": (("trees",), "peers-trees", partial(_each, trees.measure), trees.markdown),
 }
-"""Of each command the kinds of peers, the end of the record's name, and what measures and shows."""
+"""For each command: kinds of peers, suffix of the record's name, and the functions that measure and
+render."""
 
 
 if __name__ == "__main__":

@@ -190,6 +190,17 @@ def waves(tokens_per_s: float, concurrency: int, config: PeersConfig) -> int:
     return max(1, round(config.seconds * tokens_per_s / (concurrency * config.output_tokens)))
 
 
+def program_task(peer: Peer, config: PeersConfig, values: dict[str, str]) -> dict[str, Any]:
+    """Return what every peer's program is told."""
+    return {
+        "model": values["model"],
+        "shape": shape_of(peer.model).task(),
+        "dtype": values["dtype"],
+        "concurrency": peer.concurrency,
+        "prompt_tokens": config.prompt_tokens,
+    }
+
+
 def _measure_program(
     peer: Peer,
     config: PeersConfig,
@@ -197,12 +208,7 @@ def _measure_program(
     watch: Watch,
     points: list[PeerPoint],
 ) -> None:
-    task = {
-        "model": values["model"],
-        "shape": shape_of(peer.model).task(),
-        "dtype": values["dtype"],
-        "concurrency": peer.concurrency,
-        "prompt_tokens": config.prompt_tokens,
+    task = program_task(peer, config, values) | {
         "output_tokens": config.output_tokens,
         "seconds": config.seconds,
         "threads": config.cores,

@@ -9,19 +9,13 @@ from research.bench.frame import Record, table
 from research.bench.host.processes import Watch
 from research.bench.peers.config import Peer, PeersConfig
 from research.bench.peers.making import make_model
-from research.bench.peers.running import described, placeholders, run_program
-from research.bench.peers.shapes import shape_of
+from research.bench.peers.running import described, placeholders, program_task, run_program
 
 
 def measure(peer: Peer, config: PeersConfig) -> dict[str, Any]:
     """Return what a peer's program timed. Raises ConfigError."""
     values = placeholders(peer, config, make_model(peer, config.folder))
-    task = {
-        "model": values["model"],
-        "shape": shape_of(peer.model).task(),
-        "dtype": values["dtype"],
-        "concurrency": peer.concurrency,
-        "prompt_tokens": config.prompt_tokens,
+    task = program_task(peer, config, values) | {
         "depth": config.depth,
         "node_tokens": config.node_tokens,
         "repetitions": config.repetitions,

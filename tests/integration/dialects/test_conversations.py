@@ -195,7 +195,7 @@ def test_what_is_not_there_is_named(server: Server, method: str) -> None:
     assert server.http.delete(f"/v1/states/{state}").is_success
 
 
-def test_what_agents_of_openai_ask_besides_is_said_to_be_elsewhere(server: Server) -> None:
+def test_calls_of_openais_agents_are_refused_with_a_way(server: Server) -> None:
     for path, status, words in (
         ("/v1/conversations", 404, "previous_response_id of POST /v1/responses"),
         (f"{PATH}/compact", 405, "no turn is dropped here"),

@@ -1,8 +1,8 @@
-"""What tests of the server share: a tokenizer, and the application in this process."""
+"""What tests of the server share: a tokenizer, a store, and the application in this process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from srm.engine.client.client import EngineClient
 from srm.server.routes.app import create_app
+from srm.server.storage.states import StateStore
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring
@@ -22,6 +23,13 @@ Served = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 @pytest.fixture(scope="session")
 def text(text_model: Path) -> Text:
     return Text(text_model)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    store = StateStore(tmp_path)
+    yield store
+    store.close()
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def agent(store: bool | None) -> Agent:
 
 
 async def turns(store: bool | None, is_stream: bool, **memory: Any) -> dict[str, Any]:
-    """What is said in each turn, the last items, and tokens of all replies."""
+    """Run the turns; return their answers, the last items, and the tokens of all replies."""
     answers, usages, kinds = [], list[list[int]](), list[str]()
     for turn in TURNS:
         if is_stream:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,13 +75,6 @@ class Engine:
 @pytest.fixture
 def engine() -> Engine:
     return Engine()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[StateStore]:
-    store = StateStore(tmp_path)
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -36,13 +36,6 @@ BEGINNING = {"id": ID, "status": "in_progress", "error": None, "background": Tru
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[StateStore]:
-    store = StateStore(tmp_path)
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def engine() -> AsyncMock:
     """It is told to stop, and not asked."""
     return AsyncMock()
