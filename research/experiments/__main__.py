@@ -22,14 +22,14 @@ from srm.loadtest.scenario import as_path
 from srm.logs import configure_command
 from srm.server.commands.standard_output import INTERRUPTED
 
-PAGED = (
+EXPERIMENTS = (
     *("mixers", "matrices", "scaling", "throughput", "copying", "capacity", "memory"),
-    *("finetuning", "grpo", "rollouts", "coverage", "trainers"),
+    *("finetuning", "grpo", "rollouts", "coverage", "trainers", "baselines", "forms"),
+    "information",
 )
-"""Experiments whose `page` takes settings and results alone."""
-EXPERIMENTS = (*PAGED, "baselines", "forms", "information")
 """Modules beside this one, each imported only when asked for: some need MAX and others do not.
-Each has its `Settings`, and `run`, which returns a `Report`."""
+Each has its `Settings`, `run`, which returns a `Report`, and `page`, which makes its text of
+settings and results alone."""
 
 
 def main(argv: list[str], **constants: Any) -> int:
@@ -80,9 +80,9 @@ def remake(record: dict[str, Any], picture: str) -> str:
     if name == "passk":
         remade: str = import_module("srm.training.passk.command").remake_page(record, picture)
         return remade
-    if name not in PAGED:
+    if name not in EXPERIMENTS:
         raise ConfigError(
-            f"pages are made again for {', '.join(PAGED)}, passk; got a record of "
+            f"pages are made again for {', '.join(EXPERIMENTS)}, passk; got a record of "
             f"{name or record['command']!r}"
         )
     experiment = import_module(f"research.experiments.{name}")

@@ -187,19 +187,30 @@ def crossings(parameters: Results, steps: int) -> list[str]:
     return lines
 
 
-def page(
-    tried: Mapping[str, Mapping[float, Numbers]], parameters: Results, time: Results
-) -> list[str]:
+def equal(what: str, results: Results) -> Results:
+    """Return the results of each model at equal `parameters` or `time`."""
+    ending = f", equal {what}"
+    return {case.removesuffix(ending): of for case, of in results.items() if case.endswith(ending)}
+
+
+def page(_config: Settings, results: Results) -> list[str]:
     """Return the record's text: losses by learning rate, and for both comparisons a table and what
     agrees."""
+    parameters, time = equal("parameters", results), equal("time", results)
     rates = []
-    for name, result in tried.items():
+    for name in parameters:
+        trial = f"{name}, rate "
+        result = {
+            float(case.removeprefix(trial)): of[0]
+            for case, of in results.items()
+            if case.startswith(trial)
+        }
         is_edge = rate_beyond(result)
         side = "; the best is the last that was tried on its side" if is_edge else ""
         rates.append(f"- {name}: {losses_of(result)}{side}")
     blocks = ["Losses by learning rate, with one seed:", "\n".join(rates)]
-    for title, results in (("parameters", parameters), ("processor time", time)):
-        ours = values_of(results, "loss")
+    for title, compared in (("parameters", parameters), ("processor time", time)):
+        ours = values_of(compared, "loss")
         rows = [
             [
                 *(name, str(runs[0]["width"]), f"{runs[0]['parameters']:,}"),
@@ -208,7 +219,7 @@ def page(
                 f"{mean(run['processor_seconds'] for run in runs):.0f}",
                 *(spread(ours[name]), number(FINEWEB.get(name)), number(FINEMATH.get(name))),
             ]
-            for name, runs in results.items()
+            for name, runs in compared.items()
         ]
         heads = ["model", "d", "parameters", "rate", "steps", "processor s", "loss"]
         heads += ["the paper's, FineWeb", "FineMath"]
@@ -262,4 +273,4 @@ def run(config: Settings) -> Report:
     }
     results |= {f"{name}, equal parameters": losses for name, losses in parameters.items()}
     results |= {f"{name}, equal time": losses for name, losses in time.items()}
-    return results, page(tried, parameters, time), draw(parameters, time)
+    return results, page(config, results), draw(parameters, time)

@@ -27,6 +27,7 @@ from research.experiments.harness.report import draw_lines, number, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import (
     Report,
+    Results,
     in_fresh_process,
     process_bytes,
     run_cases,
@@ -141,24 +142,32 @@ def is_followed(config: Settings, measured: list[Numbers]) -> bool:
     )
 
 
-def run_all(config: Settings) -> dict[str, dict[int, list[Numbers]]]:
-    """Return the results of each form by length, up to the longest length at which it is run."""
-    measured: dict[str, dict[int, list[Numbers]]] = {form: {} for form in config.forms}
+def run_all(config: Settings) -> Results:
+    """Return the results of each form and length, up to the longest length at which it is run."""
+    measured: Results = {}
     left = list(config.forms)
     for length in config.lengths:
         cases = {
             f"{form} {length}": in_fresh_process(partial(measure, config, form, length))
             for form in left
         }
-        results = run_cases(config, cases, {})
-        for form in left:
-            measured[form][length] = results[f"{form} {length}"]
-        left = [form for form in left if is_followed(config, measured[form][length])]
+        measured |= run_cases(config, cases, {})
+        left = [form for form in left if is_followed(config, measured[f"{form} {length}"])]
     return measured
 
 
-def page(config: Settings, measured: Mapping[str, Mapping[int, list[Numbers]]]) -> list[str]:
+def by_length(results: Results) -> dict[str, dict[int, list[Numbers]]]:
+    """Return the results of each form by length."""
+    forms: dict[str, dict[int, list[Numbers]]] = {}
+    for case, of in results.items():
+        form, length = case.rsplit(" ", 1)
+        forms.setdefault(form, {})[int(length)] = of
+    return forms
+
+
+def page(config: Settings, results: Results) -> list[str]:
     """Return the record's text: two tables, what was not run, and what the paper says."""
+    measured = by_length(results)
     blocks = [
         f"Forward and backward passes over {config.rows * config.n_ctx:,} tokens, in float32, each "
         "case in a fresh process with each seed. Published, chunked and recurrent are forms of one "
@@ -231,6 +240,5 @@ def draw(measured: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
 
 def run(config: Settings) -> Report:
     """Run all cases."""
-    measured = run_all(config)
-    results = {f"{form} {n}": value for form, of in measured.items() for n, value in of.items()}
-    return results, page(config, measured), draw(measured)
+    results = run_all(config)
+    return results, page(config, results), draw(by_length(results))

@@ -51,6 +51,8 @@ CAPACITY = (
     "Transformer",
 )
 UNTRAINED = " untrained"
+UNIGRAM = "frequencies alone"
+"""Who knows only how often each token is."""
 CASES = (
     *(f"retention {variant}{end}" for variant in RETENTION for end in ("", UNTRAINED)),
     *(f"capacity {variant}" for variant in CAPACITY),
@@ -181,17 +183,16 @@ def train_case(config: Settings, corpus: Corpus, case: str, seed: int) -> Number
     return {"loss": loss, "ratio": 1 - loss / math.log(corpus.vocab_size), **before, **took}
 
 
-def page(config: Settings, results: Results, unigram: float) -> list[str]:
-    """Return the record's text: a table for each part, and what agrees.
-
-    `unigram` is the loss of a model that knows the frequency of each token and nothing else.
-    """
+def page(config: Settings, results: Results) -> list[str]:
+    """Return the record's text: a table for each part, and what agrees."""
+    (unigram,) = results[UNIGRAM]
+    results = {case: of for case, of in results.items() if case != UNIGRAM}
     losses, ratios = values_of(results, "loss"), values_of(results, "ratio")
     seconds = values_of(results, "processor_seconds")
     blocks = [
         f"{config.n_ctx} tokens from one embedding of {config.d_model} numbers. The entropy ratio "
         "is 1 - loss / ln(entries of the tokenizer). Who knows only how often each token is has a "
-        f"loss of {unigram:.3f}."
+        f"loss of {unigram['loss']:.3f}."
     ]
     for part, title in (
         ("retention", "Retention, the encoder not trained further"),
@@ -237,7 +238,10 @@ def run(config: Settings) -> Report:
     """Run all cases."""
     corpus = standard_library(config.max_vocab_size)
     cases = {case: partial(train_case, config, corpus, case) for case in CASES}
-    results = run_cases(config, cases, {"texts": corpus.sha256})
+    texts = {"texts": corpus.sha256}
+    results = run_cases(config, cases, texts)
     theirs = {case: ratio for case, (_, ratio) in PAPER.items()}
     figure = beside(values_of(results, "ratio"), theirs, "entropy ratio")
-    return results, page(config, results, unigram_loss(corpus)), figure
+    alone = {UNIGRAM: lambda _: {"loss": unigram_loss(corpus)}}
+    results |= run_cases(config, alone, texts, config.seeds[:1])
+    return results, page(config, results), figure

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from research.experiments.__main__ import PAGED, main
+from research.experiments.__main__ import main
 from research.experiments.harness import runner
 from research.experiments.harness.result_cache import Numbers
 from srm.engine.config import EngineConfig, ModelConfig
@@ -74,7 +74,7 @@ def run_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experimen
         assert page.read_text() == first
         record = json.loads(page.with_suffix(".json").read_text())
         assert record["commit"] in first and f"]({page.with_suffix('.svg').name})" in first
-        assert name not in PAGED or main(["page", str(page.with_suffix(".json"))]) == 0
+        assert main(["page", str(page.with_suffix(".json"))]) == 0
         return record, first, page.with_suffix(".svg").read_text()
 
     return run

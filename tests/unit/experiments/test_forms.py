@@ -71,11 +71,9 @@ def test_what_may_grow_beyond_a_limit_is_not_run_and_said() -> None:
     assert is_followed(config, [result(10, 512)])
     assert not is_followed(config, [result(1, 1), result(10.1, 512)])
     assert not is_followed(config, [result(1, 1), result(10, 513)])
-    entries = {
-        "published": {512: [result(4.0, 100)], 1_024: [result(8.0, 600)]},
-        "chunked": {length: [result(2.0, 50)] for length in config.lengths},
-    }
-    text = "\n".join(page(config, entries))
+    results = {f"chunked {length}": [result(2.0, 50)] for length in config.lengths}
+    results |= {"published 512": [result(4.0, 100)], "published 1024": [result(8.0, 600)]}
+    text = "\n".join(page(config, results))
     assert "| published | – | – | 1,024 | 512 | – | – |" in text.replace(" 1024 ", " 1,024 ")
     assert "Not run: published at 2,048 tokens and more. At 1,024 it took 8.0 s an update" in text
     assert "Not run: chunked" not in text

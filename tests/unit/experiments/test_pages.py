@@ -101,7 +101,7 @@ COVERAGE = '{"command": "python -m research.experiments coverage"'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"command": "python -m research.experiments forms"}', "passk; got a record of 'forms'"),
+        ('{"command": "python -m research.experiments form"}', "passk; got a record of 'form'"),
         ('{"command": "srm bench host"}', "got a record of 'srm bench host'"),
         ("{}", "a.json: no page can be made of it: KeyError: 'command'"),
         (COVERAGE + ', "settings": {"minutes": 3.0}}', "contains unknown field `minutes`"),
