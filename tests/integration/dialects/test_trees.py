@@ -282,7 +282,7 @@ def test_a_slow_reader_holds_no_slot_and_nobody_up(text_model: Path) -> None:
         server.wait_until_idle()
 
 
-@pytest.mark.parametrize("running", ["continue", "refeed", "abort", "drop"])
+@pytest.mark.parametrize("running", ["continue", "refeed", "finish", "abort", "drop"])
 def test_weights_change_under_a_search(folders: Path, running: str) -> None:
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--admin-port={free_port()}")
     asked: dict[str, Any] = {"prompt": "the cat", "ignore_eos": True}
@@ -293,7 +293,7 @@ def test_weights_change_under_a_search(folders: Path, running: str) -> None:
         prompt = server.http.post("/tokenize", json={"prompt": "the cat"}).json()["tokens"]
         old = grown(server, **tree)["nodes"]
         for folder, path, body in (("1", TREES, tree), ("0", COMPLETIONS, beams)):
-            with ThreadPoolExecutor(1) as threads, held(folders / "0"):
+            with ThreadPoolExecutor(2) as threads, held(folders / "0"):
                 other = Asked(server)  # without a slot in use no engine is held
                 before = server.metric(made)
                 answer = threads.submit(server.http.post, path, json=body)
@@ -301,8 +301,11 @@ def test_weights_change_under_a_search(folders: Path, running: str) -> None:
                 hold(folders / "0", steps=5)  # the first round takes 3, and all five more than 4
                 wait_until(lambda: server.metric(made) == before + 4)  # noqa: B023
                 change = {"path": str(folders / folder), "running": running}
-                reply = server.admin.post("/v1/admin/weights", json=change)
-                assert reply.is_success, reply.text
+                changing = threads.submit(server.admin.post, "/v1/admin/weights", json=change)
+                if running == "finish":  # it waits for what runs, and for no more
+                    wait_until(lambda: server.admin.get("/v1/admin/state").json()["changing"])
+                    release(folders / "0")
+                assert (reply := changing.result()).is_success, reply.text
                 release(folders / "0")
                 other.answer()
                 if running in {"abort", "drop"}:
