@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,8 @@ class NumpyRunner:
         self._last_token = np.full(pool_slots, -9, np.int32)
         # How slots sample, as it was last sent. Rubbish: a host that does not send it is found out.
         self._sampling = np.full((pool_slots, SAMPLING.itemsize // 4), -9, np.int32)
-        self._tables = np.zeros(TABLE_ENTRIES, np.uint16)
+        # A map of its own takes memory where it is written alone, whatever malloc was told before.
+        self._tables = np.frombuffer(mmap(-1, 2 * TABLE_ENTRIES), np.uint16)
         self.num_slots = num_slots
         self._weights = weights
         self._launched: deque[NumpyLaunched] = deque()
