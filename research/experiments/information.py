@@ -52,7 +52,7 @@ CAPACITY = (
 )
 UNTRAINED = " untrained"
 UNIGRAM = "frequencies alone"
-"""Who knows only how often each token is."""
+"""The case of a model that knows only how often each token is."""
 CASES = (
     *(f"retention {variant}{end}" for variant in RETENTION for end in ("", UNTRAINED)),
     *(f"capacity {variant}" for variant in CAPACITY),

@@ -95,7 +95,9 @@ def pass_at(k: int, right: int) -> float:
     return 1 - comb(SAMPLES - right, k) / comb(SAMPLES, k)
 
 
-COVERAGE = '{"command": "python -m research.experiments coverage"'
+OF = '{"command": "python -m research.experiments %s"'
+COVERAGE = OF % "coverage"
+RESULTS = ', "settings": {}, "results": %s}'
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,9 @@ COVERAGE = '{"command": "python -m research.experiments coverage"'
         ('{"command": "srm bench host"}', "got a record of 'srm bench host'"),
         ("{}", "a.json: no page can be made of it: KeyError: 'command'"),
         (COVERAGE + ', "settings": {"minutes": 3.0}}', "contains unknown field `minutes`"),
-        (COVERAGE + ', "settings": {}, "results": {}}', "no page can be made of it: KeyError: 'ra"),
+        (COVERAGE + RESULTS % "{}", "no page can be made of it: KeyError: 'ra"),
+        (OF % "forms" + RESULTS % '{"chunked": []}', "no page can be made of it: ValueError: not"),
+        (OF % "information" + RESULTS % "{}", "no page can be made of it: KeyError: 'frequencies"),
         ("", "a.json: No such file or directory"),
     ],
 )

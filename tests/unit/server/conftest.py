@@ -1,4 +1,4 @@
-"""What tests of the server share: a tokenizer, a store, and the application in this process."""
+"""Fixtures give tests of the server a tokenizer, a store, and the application in this process."""
 
 from __future__ import annotations
 
