@@ -309,6 +309,14 @@ def test_each_figure_of_the_readmes_list_has_a_record() -> None:
         assert any(has_record) or not re.search(r"\d{2,}", claim), claim
 
 
+def test_the_readme_leads_to_all_else() -> None:
+    """An edit of one section cut off the four behind it."""
+    text = (ROOT / "README.md").read_text()
+    linked = set(re.findall(r"\]\(([\w./-]+)\)", text))
+    assert linked >= {"ARCHITECTURE.md", "CONTRIBUTING.md", "docs/index.md", "docs/tour.md"}
+    assert text.endswith("\nLicence: Apache-2.0.\n")
+
+
 def test_the_site_asks_no_other_host(caplog: pytest.LogCaptureFixture) -> None:
     """Search from a file rested on a script of a CDN."""
     settings = (ROOT / "mkdocs.yml").read_text()
