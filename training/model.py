@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from srm.engine.config import ModelConfig
-from srm.training.huggingface.mixers_srm import Block, Projection, stacked_units
+from srm.training.huggingface.mixers_srm import Block, Linear, stacked_units
 from srm.training.huggingface.units_srm import (
     CHUNK,
     Places,
@@ -64,7 +64,7 @@ class BlockModel(LanguageModel):
         self.input_layer = nn.Embedding(*sizes)
         self.mixer_blocks = nn.ModuleList(blocks)
         self.norm = norm or nn.Identity()
-        self.output_layer = nn.Linear(sizes[1], sizes[0], bias=False)
+        self.output_layer: nn.Linear = Linear(sizes[1], sizes[0], bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
@@ -73,15 +73,6 @@ class BlockModel(LanguageModel):
             x = self.run_block(block, x)
         logits: Tensor = self.output_layer(self.norm(x))
         return logits
-
-    def draw_linears(self) -> None:
-        """Draw the weights of linear layers anew, by their widths, and make biases 0; projections
-        of mixers are drawn so already."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and not isinstance(module, Projection):
-                nn.init.kaiming_normal_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
 
 
 class SRM(BlockModel):
@@ -97,7 +88,6 @@ class SRM(BlockModel):
     def __init__(self, config: ModelConfig) -> None:
         blocks = (Block(config) for _ in range(config.num_layers))
         super().__init__(config, (config.vocab_size, config.d_model), blocks)
-        self.draw_linears()
 
     def forward(self, ids: Tensor, chunk: int = CHUNK) -> Tensor:
         """Map ids int64 [batch, length ≤ n_ctx] to logits [batch, length, vocab].

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from srm.training.huggingface.mixers_srm import Linear, residual_gain
 from srm.training.model import BlockModel
 
 
@@ -35,9 +36,9 @@ class MaskedMixer(nn.Module):
         super().__init__()
         heads, n = shape.num_heads, shape.n_ctx
         self.heads = heads
-        self.in_proj = nn.Linear(shape.d_model, shape.d_model)
-        self.out_proj = nn.Linear(shape.d_model, shape.d_model)
-        self.weight = nn.Parameter(torch.randn(heads, n, n) * (2 / n) ** 0.5)
+        self.in_proj = Linear(shape.d_model, shape.d_model)
+        self.out_proj = Linear(shape.d_model, shape.d_model, gain=residual_gain(shape))
+        self.weight = nn.Parameter(torch.full((heads, n, n), n**-0.5))
         self.bias = nn.Parameter(torch.zeros(heads, n))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +60,9 @@ class MaskedMixerBlock(nn.Module):
         width = shape.d_model
         self.channel_norm = nn.LayerNorm(width)
         self.channel_mixing_layer = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)
+            Linear(width, 4 * width),
+            nn.SiLU(),
+            Linear(4 * width, width, gain=residual_gain(shape)),
         )
         self.token_norm = nn.LayerNorm(width)
         self.token_mixing_layer = MaskedMixer(shape)
@@ -76,4 +79,3 @@ class MaskedMixerModel(BlockModel):
     def __init__(self, shape: MaskedMixerShape) -> None:
         blocks = (MaskedMixerBlock(shape) for _ in range(shape.num_layers))
         super().__init__(shape, (shape.vocab_size, shape.d_model), blocks)
-        self.draw_linears()

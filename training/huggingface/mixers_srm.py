@@ -19,43 +19,70 @@ DECAY_RANGE = (0.9, 1.0)
 """Range of λ: one outside it is used as the nearer end."""
 
 
-class Projection(nn.Linear):
-    """A projection of a mixer, a module of its own so that LoRA finds it."""
+class Linear(nn.Linear):
+    """A linear layer whose weights begin at a deviation of `gain` / sqrt(inputs), biases at 0."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, gain: float = 1.0) -> None:
+        self.gain = gain
+        super().__init__(inputs, outputs, bias)
 
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.weight.copy_(_drawn(*self.weight.shape))
-            self.bias.zero_()
+        nn.init.normal_(self.weight, std=self.gain * self.in_features**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Projection(Linear):
+    """A projection of a mixer, a class of its own so that LoRA finds it."""
+
+
+def residual_gain(config: Any) -> float:
+    """Return the gain of layers that add to the residual stream, two a block: their sum stays as
+    large as what one adds (Radford et al. 2019, section 2.3)."""
+    return float((2 * config.num_layers) ** -0.5)
 
 
 class Scalars(nn.Module):
     """α, β, λ and δ of one head, or of a mixer's all."""
 
     initial_decay = 1.0
+    initial_weight = 1.0
+    weight: nn.Parameter
+    bias: nn.Parameter
 
     def add_scalars(self, config: Any, head: int = 0) -> None:
-        """Draw them as published, except that decays differ by head: some heads forget within
-        words, one never does."""
+        """Make them, with first values of ours. Decays differ by head: some heads forget within
+        words, one never does. α is one number at all positions: with it a head sums n_ctx
+        independent tokens to the deviation of one. As published α is drawn at random, and a model
+        first has to learn that positions are alike."""
         mixer, n_ctx = config.mixer, config.n_ctx
         if mixer == "expanded":
             for stage in ("0", "2"):
-                part = nn.Module()
-                part.weight = nn.Parameter(_drawn(1, n_ctx))
+                part = Scalars()
+                part.initial_weight = n_ctx**-0.5
+                part.weight = nn.Parameter(torch.full((1, n_ctx), part.initial_weight))
                 part.bias = nn.Parameter(torch.zeros(1, n_ctx))
                 self.add_module(stage, part)
             return
+        low, high = DECAY_RANGE
+        half = max(1, config.num_heads // 2)
+        if config.decay:
+            self.initial_decay = high - (high - low) * (head % half) / max(1, half - 1)
+        square = self.initial_decay ** (2 / config.decay_constant)
+        squares = n_ctx if square == 1 else (1 - square**n_ctx) / (1 - square)
+        # Both of a combined mixer sum the same; those of a kernel have channels of their own.
+        sums = {"combined": 4, "kernel": config.kernel_size}.get(mixer, 1)
+        self.initial_weight = (sums * squares) ** -0.5
         several = {"parallel": config.num_heads, "combined": 2, "kernel": config.kernel_size}
         rows = several.get(mixer, 1)
-        self.weight = nn.Parameter(_drawn(rows, n_ctx))
+        self.weight = nn.Parameter(torch.full((rows, n_ctx), self.initial_weight))
         self.bias = nn.Parameter(torch.zeros((rows, n_ctx) if mixer == "parallel" else n_ctx))
         if config.decay:
             # Combined: row, column. Parallel and kernel: only the second of the two is ever read.
             is_pair = mixer in {"combined", "parallel", "kernel"}
-            low, high = DECAY_RANGE
-            half = max(1, config.num_heads // 2)
-            self.initial_decay = high - (high - low) * (head % half) / half
-            shape = (2, 1) if is_pair else (1,)
-            self.decay_value = nn.Parameter(torch.full(shape, self.initial_decay))
+            self.decay_value = nn.Parameter(
+                torch.full((2, 1) if is_pair else (1,), self.initial_decay)
+            )
         if mixer == "diagonal":
             self.diag_weight = nn.Parameter(torch.randn(1))
 
@@ -84,7 +111,7 @@ class TokenMixer(Scalars):
                 self.proj_head = nn.ModuleList(
                     Projection(width, width // heads) for _ in range(heads)
                 )
-            self.out_proj = Projection(width, width)
+            self.out_proj = Projection(width, width, gain=residual_gain(config))
 
     def forward(
         self,
@@ -206,7 +233,9 @@ class Block(nn.Module):
         width = config.d_model
         self.channel_norm = nn.LayerNorm(width)
         self.channel_mixing_layer = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)
+            Linear(width, 4 * width),
+            nn.SiLU(),
+            Linear(4 * width, width, gain=residual_gain(config)),
         )
         self.token_norm = nn.LayerNorm(width)
         self.token_mixing_layer = self.make_mixer(config)
@@ -223,8 +252,3 @@ class Block(nn.Module):
         x = x + self.channel_mixing_layer(self.channel_norm(x))
         mixed, ends = self.token_mixing_layer(self.token_norm(x), places, states, placed)
         return x + mixed, ends
-
-
-def _drawn(*shape: int) -> Tensor:
-    drawn: Tensor = torch.randn(shape) * (2 / shape[-1]) ** 0.5
-    return drawn

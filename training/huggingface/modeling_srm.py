@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_srm import CACHE, SRMConfig
-from .mixers_srm import Block, TokenMixer
+from .mixers_srm import Block, Linear, TokenMixer
 from .units_srm import Places, Units
 
 
@@ -186,7 +186,7 @@ class SRMForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.input_layer = nn.Embedding(config.vocab_size, config.d_model)
         self.mixer_blocks = nn.ModuleList(SRMBlock(config) for _ in range(config.num_layers))
-        self.output_layer = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.output_layer: nn.Linear = Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple
@@ -350,7 +350,7 @@ class SRMForCausalLM(PreTrainedModel, GenerationMixin):
         return False
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw as published, but for decays, which differ by head."""
+        """Give the first values, as the modules do themselves."""
         for name, parameter in module.named_parameters(recurse=False):
             if name == "decay_value":
                 init.constant_(parameter, module.initial_decay)
@@ -358,10 +358,13 @@ class SRMForCausalLM(PreTrainedModel, GenerationMixin):
                 init.zeros_(parameter)
             elif isinstance(module, nn.LayerNorm):
                 init.ones_(parameter)
-            elif isinstance(module, nn.Embedding) or name == "diag_weight":
-                init.normal_(parameter)
+            elif isinstance(module, nn.Linear):
+                gain = getattr(module, "gain", 1.0)  # a head of another size is none of ours
+                init.normal_(parameter, std=gain * module.in_features**-0.5)
+            elif name == "weight" and not isinstance(module, nn.Embedding):
+                init.constant_(parameter, module.initial_weight)
             else:
-                init.normal_(parameter, std=(2 / parameter.shape[-1]) ** 0.5)
+                init.normal_(parameter)
 
 
 SRMConfig.register_for_auto_class()

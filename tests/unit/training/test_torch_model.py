@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.tensors import is_scalar
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.huggingface.mixers_srm import TokenMixer
-from srm.training.huggingface.units_srm import Places, split_documents
+from srm.training.huggingface.units_srm import Places, Units, split_documents
 from srm.training.model import SRM, LanguageModel
 from srm.training.precision import autocast
 from srm.training.settings import Precision
@@ -291,9 +291,71 @@ def set_decays(model: SRM, decay: float) -> SRM:
 
 
 def at_decay(config: ModelConfig, decay: float) -> SRM:
-    """A model as training begins with it, every decay the same."""
+    """A model with α as published and every decay the same."""
     torch.manual_seed(0)
-    return set_decays(SRM(config), decay)
+    model = SRM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_scalar(name) and name.endswith("weight"):
+                parameter.normal_(std=(2 / config.n_ctx) ** 0.5)
+    return set_decays(model, decay)
+
+
+def stages(mixer: TokenMixer) -> list[Any]:
+    """The parts of the mixer `expanded`, two a head."""
+    return [
+        part
+        for head in mixer.mixer_heads
+        for part in (head.get_submodule("0"), head.get_submodule("2"))
+    ]
+
+
+@pytest.mark.parametrize("decay", [False, True])
+@pytest.mark.parametrize("mixer", get_args(Mixer))
+def test_a_new_mixer_sums_tokens_to_the_deviation_of_one(mixer: Mixer, decay: bool) -> None:
+    heads = 1 if mixer in {"row", "column", "kernel"} else 6
+    has_decay = decay and mixer not in {"column_heads", "row", "column", "expanded"}
+    kernel = 3 if mixer == "kernel" else 1
+    sizes: dict[str, Any] = {
+        "d_model": 600,
+        "num_layers": 1,
+        "num_heads": heads,
+        "n_ctx": 300,
+        "vocab_size": 31,
+    }
+    variant: dict[str, Any] = {
+        "use_projections": heads > 1,
+        "decay": has_decay,
+        "kernel_size": kernel,
+    }
+    new: Any = TokenMixer(ModelConfig(**sizes, **variant, mixer=mixer)).double()
+    if mixer == "diagonal":  # whose newest token has a weight of its own
+        for head in new.mixer_heads:
+            head.diag_weight.data.zero_()
+    tokens = torch.randn(1, 300, heads, 600 // heads, generator=torch.Generator().manual_seed(0))
+    if mixer == "expanded":  # two sums, with SiLU between them
+        assert all((2 / 3) ** 2 < part.weight.square().sum() < (3 / 2) ** 2 for part in stages(new))
+        return
+    sums = new.mix(tokens.double(), Units(Places(slice(300)), None, None))[0, -1].detach()
+    for of_head in sums:  # of 100 channels
+        assert 2 / 3 < float(of_head.std()) < 3 / 2
+
+
+def test_layers_begin_at_deviations_of_their_widths() -> None:
+    torch.manual_seed(0)
+    model = SRM(ModelConfig(256, 3, 4, 16, 500))
+    residual = 6**-0.5
+    for name, deviation in {
+        "input_layer": 1,
+        "output_layer": 1 / 16,
+        "mixer_blocks.2.channel_mixing_layer.0": 1 / 16,
+        "mixer_blocks.2.channel_mixing_layer.2": residual / 32,
+        "mixer_blocks.2.token_mixing_layer.proj_head.3": 1 / 16,
+        "mixer_blocks.2.token_mixing_layer.out_proj": residual / 16,
+    }.items():
+        layer: Any = model.get_submodule(name)
+        assert float(layer.weight.detach().std()) == pytest.approx(deviation, rel=0.03)
+        assert getattr(layer, "bias", None) is None or not layer.bias.any()
 
 
 @pytest.mark.parametrize(
