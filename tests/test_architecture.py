@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("training.problems", "engine", "engine.steps", "engine.weights", "engine.device"),
         *("engine.process", "training.instruments"),
     ),
-    "training.baselines": ("training", "training.grpo"),
+    "training.baselines": ("training", "training.grpo", "training.huggingface"),
     "training.passk": (
         *("engine", "training", "training.text", "training.questions", "training.statistics"),
         *("training.problems", "loadtest"),
