@@ -1,8 +1,9 @@
 """Compares what the classes beside checkpoints compute with logits that training's model gave.
 
 Arguments: a folder with a folder for each model, in which `expected.safetensors` has `ids` [3, n]
-and `logits` [3, n, vocab]. Prints, as JSON, for each model and each way to run it the largest error
-relative to the largest logit.
+and `logits` [3, n, vocab], and what a new model begins with: scalars, and deviations of all else,
+as `first NAME`. Prints, as JSON, for each model and each way to run it the largest error relative
+to the largest logit.
 """
 
 import json
@@ -96,6 +97,16 @@ def errors(folder: Path) -> dict[str, float]:
     chunk = ids[:1, n // 2 :].repeat(2, 1)
     result = model(chunk, use_cache=True, **{name: cache}).logits
     measured["whole chunk on a state"] = error(result, logits[:1, n // 2 :].repeat(2, 1, 1))
+    new = AutoModelForCausalLM.from_config(model.config, trust_remote_code=True)
+    first: dict[str, list[float]] = {"scalars": [], "deviations": [0.0]}
+    for name, value in new.named_parameters():
+        if (own := expected.get(f"first {name}")) is None:
+            continue
+        if own.ndim:
+            first["scalars"].append(float((value - own).abs().max()))
+        else:
+            first["deviations"].append(float((value.std() / own - 1).abs()))
+    measured |= {f"first {kind}": max(values) for kind, values in first.items()}
     measured["bfloat16"] = error(model.bfloat16()(ids).logits.float(), logits)
     return measured
 

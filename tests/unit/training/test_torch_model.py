@@ -301,7 +301,7 @@ def at_decay(config: ModelConfig, decay: float) -> SRM:
     return set_decays(model, decay)
 
 
-def stages(mixer: TokenMixer) -> list[Any]:
+def stages(mixer: Any) -> list[Any]:
     """The parts of the mixer `expanded`, two a head."""
     return [
         part
