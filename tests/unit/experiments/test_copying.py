@@ -94,9 +94,9 @@ def test_all_treatments_of_decays_are_trained_and_shown(run_experiment: Experime
 def test_treatments_set_decays_and_their_rates() -> None:
     config = memory.Settings(d_model=8)
     wanted: dict[str, list[float]] = {"no decay": [], "as published": [1.0] * 8}
-    wanted["a fiftieth"] = [0.95] * 4 + [1] * 4
+    wanted["a fiftieth"] = [0.9] * 4 + [1] * 4
     for name, expected in wanted.items():
         assert memory.decays(memory.model(config, name, 4, 3)) == pytest.approx(expected)
     config = memory.Settings(steps=20, rows=2, d_model=8, num_layers=1)
     ends = {name: memory.copy(config, name, 4, 0)["decays"] for name in memory.TREATMENTS}
-    assert ends["a fiftieth"][0] > 0.948 > ends["the model's rate"][0] >= 0.9
+    assert ends["a fiftieth"][2] > 0.998 > ends["the model's rate"][2] >= 0.9
