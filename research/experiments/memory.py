@@ -25,7 +25,7 @@ from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Report, Results, fit_text, run_cases
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import ModelConfig
-from srm.engine.weights.tensors import DECAY_RANGE
+from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
 from srm.training.model import SRM, LanguageModel
 from srm.training.schedule import LAMBDA
 
@@ -66,6 +66,8 @@ def model(config: Settings, treatment: str, n: int, vocab_size: int) -> SRM:
         for name, parameter in made.named_parameters():
             if name.endswith(LAMBDA):
                 nn.init.ones_(parameter)
+            elif is_scalar(name) and name.endswith("weight"):  # as of a head that forgets nothing
+                nn.init.constant_(parameter, n**-0.5)
     return made
 
 

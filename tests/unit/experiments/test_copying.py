@@ -97,6 +97,17 @@ def test_treatments_set_decays_and_their_rates() -> None:
     wanted["a fiftieth"] = [0.9] * 4 + [1] * 4
     for name, expected in wanted.items():
         assert memory.decays(memory.model(config, name, 4, 3)) == pytest.approx(expected)
+    # Where nothing is forgotten, sums are as large whatever the treatment.
+    largest = {
+        name: {
+            float(p.detach().max())
+            for n, p in made.named_parameters()
+            if n.endswith("heads.1.weight")
+        }
+        for name in ("no decay", "as published")
+        for made in [memory.model(config, name, 4, 3)]
+    }
+    assert largest == {"no decay": {0.5}, "as published": {0.5}}
     config = memory.Settings(steps=20, rows=2, d_model=8, num_layers=1)
     ends = {name: memory.copy(config, name, 4, 0)["decays"] for name in memory.TREATMENTS}
     assert ends["a fiftieth"][2] > 0.998 > ends["the model's rate"][2] >= 0.9
