@@ -204,9 +204,15 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """All nodes of a tree, which several tests walk."""
+    return [*ast.walk(tree)]
+
+
 def imports(tree: ast.AST) -> Iterator[str]:
     """Every module that is imported anywhere in the tree, as far as names can say."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree) if isinstance(tree, ast.Module) else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (_own(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -226,7 +232,7 @@ def opened_to_read(tree: ast.AST) -> list[str]:
     Other things have a method `open` too: a call counts if it has a mode that only reads, or none.
     """
     results = []
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for node in nodes_of(tree) if isinstance(node, ast.Call)):
         name, arguments = ast.unparse(call.func), [*map(ast.unparse, call.args)]
         named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         after = arguments[name in {"open", "io.open", "os.open"} :]  # the path
@@ -263,7 +269,7 @@ def violations(module: str, tree: ast.AST) -> list[str]:
             results.append(f"{module} may not import {top}")
     if module.startswith((*PARTS, "srm")) and module not in MAY_OPEN:
         results += [f"{call} is not by srm.files" for call in opened_to_read(tree)]
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom):
             whole = node.module or ""
             if whole.split(".")[0] in PARTS:
@@ -280,7 +286,7 @@ def violations(module: str, tree: ast.AST) -> list[str]:
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Every identifier where the tree makes it, by kind; but a test's name, which is a sentence."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield "name", name
