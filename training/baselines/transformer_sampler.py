@@ -1,15 +1,14 @@
 """Samples from a Transformer in plain torch, with keys and values kept.
 
-A `Sampler` of training/grpo/. A prompt is fed once, however many samples it has; prompts of one
-length and their samples run side by side, and rows that have ended are dropped. There is no server
-around it and nothing is compiled.
+A `Sampler` of training/grpo/. A prompt is fed once, however many samples it has; prompts of about
+the same length and their samples run side by side, and rows that have ended are dropped. There is
+no server around it and nothing is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class TransformerSampler:
         random = torch.Generator(self._device).manual_seed(sampling.seed)
         rollouts: list[list[Rollout]] = [[] for _ in prompts]
         for places in _side_by_side(prompts, max(1, ROWS // sampling.n)):
-            some = torch.tensor([list(prompts[place]) for place in places], device=self._device)
+            some = [prompts[place] for place in places]
             for begin in range(0, sampling.n, ROWS):
                 count = min(ROWS, sampling.n - begin)
                 completions = self._complete(some, count, sampling.max_tokens, random)
@@ -62,11 +61,23 @@ class TransformerSampler:
 
     @torch.inference_mode()
     def _complete(
-        self, prompts: Tensor, count: int, most: int, random: torch.Generator
+        self, prompts: Sequence[Sequence[int]], count: int, most: int, random: torch.Generator
     ) -> list[Rollout]:
-        """Return `count` completions of each prompt [prompts, length], of at most `most` tokens."""
+        """Return `count` completions of each prompt, of at most `most` tokens.
+
+        Prompts end in the same column, and what stands before shorter ones is not looked at: a
+        rotated query and a rotated key only know the gap between them.
+        """
+        longest = max(map(len, prompts))
+        padded = [[self._end] * (longest - len(prompt)) + [*prompt] for prompt in prompts]
+        lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=self._device)
+        places = torch.arange(longest + most, device=self._device)
+        is_seen = (places >= longest - lengths)[:, None, None]
+        before = places[:longest, None]
+        seen = is_seen[..., :longest] & (places[:longest] <= before) | (places[:longest] == before)
         caches = [_Cache(block) for block in self._blocks()]
-        logits = self._next(prompts, caches).repeat_interleave(count, 0)
+        logits = self._next(torch.tensor(padded, device=self._device), caches, seen)
+        logits, is_seen = logits.repeat_interleave(count, 0), is_seen.repeat_interleave(count, 0)
         for cache in caches:
             cache.expand(count, most)
         rows = torch.arange(len(logits), device=self._device)
@@ -87,8 +98,8 @@ class TransformerSampler:
                 rows, ids = rows[is_running], ids[is_running]
                 for cache in caches:
                     cache.select(is_running)
-                is_running = is_running[is_running]
-            logits = self._next(ids[:, None], caches)
+                is_seen, is_running = is_seen[is_running], is_running[is_running]
+            logits = self._next(ids[:, None], caches, is_seen[..., : longest + place + 1])
         return cut_rollouts(tokens.cpu(), logprobs.cpu(), self._end, self._version)
 
     def _blocks(self) -> Iterator[TransformerBlock]:
@@ -96,11 +107,12 @@ class TransformerSampler:
             assert isinstance(block, TransformerBlock)
             yield block
 
-    def _next(self, ids: Tensor, caches: Sequence[_Cache]) -> Tensor:
-        """Feed ids [rows, length]; return the logits [rows, vocab] behind the last of them."""
+    def _next(self, ids: Tensor, caches: Sequence[_Cache], seen: Tensor) -> Tensor:
+        """Feed ids [rows, length], which look at the places where `seen`, bool[rows, 1, 1 or
+        length, places], is True; return the logits [rows, vocab] behind the last of them."""
         x = self._model.input_layer(ids)
         for cache in caches:
-            x = cache.block(x)
+            x = cache.block(x, seen)
         logits: Tensor = self._model.output_layer(self._model.norm(x[:, -1]))
         return logits
 
@@ -113,7 +125,7 @@ class _Cache:
         self._filled = 0
         self._keys = self._values = torch.empty(0)
 
-    def block(self, x: Tensor) -> Tensor:
+    def block(self, x: Tensor, seen: Tensor) -> Tensor:
         """Map x [rows, length, d], which follows what was fed before, as the block does."""
         block, attention = self._block, self._block.attention
         begin, end = self._filled, self._filled + x.shape[1]
@@ -127,9 +139,8 @@ class _Cache:
         else:
             self._keys, self._values = keys, values
         self._filled = end
-        # several tokens are fed only at the beginning, and one sees all before it
         y = F.scaled_dot_product_attention(
-            queries, self._keys[:, :, :end], self._values[:, :, :end], is_causal=not begin
+            queries, self._keys[:, :, :end], self._values[:, :, :end], seen
         )
         x = x + attention.out(y.transpose(1, 2).flatten(2))
         gate, up = block.gate_up(block.channel_norm(x)).chunk(2, dim=-1)
@@ -149,12 +160,7 @@ class _Cache:
 
 
 def _side_by_side(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
-    """Yield the places of the prompts, up to `most` of one length at once."""
-
-    def length(place: int) -> int:
-        return len(prompts[place])
-
-    for _, group in groupby(sorted(range(len(prompts)), key=length), length):
-        places = list(group)
-        for begin in range(0, len(places), most):
-            yield places[begin : begin + most]
+    """Yield the places of the prompts, up to `most` of about the same length at once."""
+    places = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    for begin in range(0, len(places), most):
+        yield places[begin : begin + most]

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,13 @@ from research.experiments.coverage import (
 from research.experiments.harness import runner, solving
 from research.experiments.harness.learning_rates import Start, best_rate, search
 from research.experiments.harness.result_cache import Numbers
+from research.experiments.harness.solving import SLOTS, draw_answers
 from research.experiments.tasks import regex_examples, tasks
 from research.experiments.tasks.regex_examples import DRAWN
 from research.experiments.tasks.tasks import (
     EVALUATED,
     CountdownTask,
+    PosedProblem,
     TextTask,
     draw_random,
     is_right,
@@ -39,6 +42,7 @@ from research.experiments.tasks.tasks import (
 )
 from srm.errors import ConfigError
 from srm.training.grpo.engine_sampler import EngineSampler
+from srm.training.grpo.rollouts import RolloutSampling
 from srm.training.loop import Run
 from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids, parse_prompt
 from srm.training.questions.questions import Question, read_questions
@@ -234,6 +238,22 @@ def test_right_answers_have_ended() -> None:
     assert not is_right(GIVEN, ids) and not is_right(GIVEN, []) and not is_right(GIVEN, [EOS])
     assert not is_right(GIVEN, [*parse_ids("25*3-7+4"), EOS])
     assert prompt_ids(GIVEN)[1:] == parse_ids(GIVEN.prompt)
+
+
+def test_prompts_of_like_lengths_are_answered_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sample(prompts: list[list[int]], sampling: RolloutSampling) -> list[list[Any]]:
+        beside.append(([*map(len, prompts)], sampling.max_tokens))
+        return [[SimpleNamespace(token_ids=np.array(ids[:1]))] * sampling.n for ids in prompts]
+
+    beside: list[tuple[list[int], int]] = []
+    sampler = SimpleNamespace(sample=sample, close=lambda: None)
+    monkeypatch.setattr(solving, "open_sampler", lambda *_: sampler)
+    lengths = enumerate((50, 3, 20, 5, 4))
+    problems = [PosedProblem("", [i] * n, (i,).__eq__, 60 - n) for i, n in lengths]
+    task: Any = SimpleNamespace(problems=problems, end=EOS)
+    drawn = draw_answers(Settings().make("SRM", PUZZLES), task, SLOTS // 2, 0)
+    assert drawn["right"] == [SLOTS // 2] * 5
+    assert beside == [([3, 4], 56), ([5], 55), ([20], 40), ([50], 10)]
 
 
 def test_random_combinations_solve_some_puzzles() -> None:

@@ -290,16 +290,17 @@ def test_heads_that_do_not_fit_are_refused(shape: object, message: str) -> None:
         shape()
 
 
-def test_a_transformer_samples_what_it_would_compute_anew() -> None:
+@pytest.mark.parametrize("count", [650, 3_000])
+def test_a_transformer_samples_what_it_would_compute_anew(count: int) -> None:
     """Each drawn token is as likely as the whole model says, though rows end at different times and
-    prompts of other lengths stand between."""
+    prompts of other lengths run beside, or more samples than run at once."""
     model = models()["transformer"]
     assert isinstance(model, Transformer)
     end, prompts, most = 3, [[5, 6, 7], [5, 6], [7, 5, 6]], 6
     sampler = TransformerSampler(model, end, torch.float32)
-    rollouts = sampler.sample(prompts, RolloutSampling(3_000, most, 1.0, 1.0, seed=1))
+    rollouts = sampler.sample(prompts, RolloutSampling(count, most, 1.0, 1.0, seed=1))
     lengths = {len(rollout.token_ids) for own in rollouts for rollout in own}
-    assert [len(own) for own in rollouts] == [3_000] * 3 and lengths == set(range(1, most + 1))
+    assert [len(own) for own in rollouts] == [count] * 3 and lengths == set(range(1, most + 1))
     for prompt, own in zip(prompts, rollouts, strict=True):
         for rollout in own[:50]:
             ids = rollout.token_ids.tolist()

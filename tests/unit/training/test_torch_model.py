@@ -316,19 +316,9 @@ def test_a_new_mixer_sums_tokens_to_the_deviation_of_one(mixer: Mixer, decay: bo
     heads = 1 if mixer in {"row", "column", "kernel"} else 6
     has_decay = decay and mixer not in {"column_heads", "row", "column", "expanded"}
     kernel = 3 if mixer == "kernel" else 1
-    sizes: dict[str, Any] = {
-        "d_model": 600,
-        "num_layers": 1,
-        "num_heads": heads,
-        "n_ctx": 300,
-        "vocab_size": 31,
-    }
-    variant: dict[str, Any] = {
-        "use_projections": heads > 1,
-        "decay": has_decay,
-        "kernel_size": kernel,
-    }
-    new: Any = TokenMixer(ModelConfig(**sizes, **variant, mixer=mixer)).double()
+    variant: Any = {"use_projections": heads > 1, "decay": has_decay, "kernel_size": kernel}
+    config = ModelConfig(600, 1, heads, 300, 31, **variant, mixer=mixer)
+    new: Any = TokenMixer(config).double()
     if mixer == "diagonal":  # whose newest token has a weight of its own
         for head in new.mixer_heads:
             head.diag_weight.data.zero_()
