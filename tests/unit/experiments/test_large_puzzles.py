@@ -45,16 +45,16 @@ def test_reach_is_what_all_combinations_make(listed: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(large_puzzles, "LISTED", listed)
     for numbers in ((3, 7, 25, 4), (2, 2, 9, 10), (1, 100, 50, 8)):
         reach, expected = Reach(numbers), {value for value in made(numbers) if value < 3_000}
-        assert {target for target in expected | {*range(1, 1_000)} if target in reach} == expected
+        assert {target for target in range(1, 3_000) if target in reach} == expected
 
 
 def test_even_puzzles_are_held_out_and_can_be_made() -> None:
     puzzles = draw_even(np.random.default_rng(5), 30)
-    assert len(puzzles) == 30 and puzzles[:3] == draw_even(np.random.default_rng(5), 3)
+    assert len(puzzles) == 30 and puzzles == draw_even(np.random.default_rng(5), 30)
     for puzzle in puzzles:
         assert puzzle.is_held_out and len(puzzle.numbers) == 7
         assert BOUNDS.least <= puzzle.target <= BOUNDS.largest
-    assert all(puzzle.target in Reach(puzzle.numbers) for puzzle in puzzles[::3])
+    assert all(puzzle.target in Reach(puzzle.numbers) for puzzle in puzzles)
     # Random combinations make targets below 100,000 in half of the cases.
     assert np.mean([puzzle.target < 100_000 for puzzle in puzzles]) < 0.4
 
